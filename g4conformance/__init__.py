@@ -1,0 +1,3 @@
+"""Shows, stage by stage, whether a Gemma 4 runtime computes what the Hugging Face reference computes."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,36 @@
+"""The one error that users see: what was expected, what was found, what to do."""
+
+from __future__ import annotations
+
+
+class ConformanceError(Exception):
+    """A problem with an input that its owner can mend, told in one paragraph.
+
+    Args:
+        expected: what the suite needs, as a clause without a full stop.
+        found: what it met instead.
+        remedy: what the user can do about it.
+    """
+
+    def __init__(self, expected: str, found: str, remedy: str) -> None:
+        super().__init__(expected, found, remedy)
+        self.expected, self.found, self.remedy = expected, found, remedy
+
+    def __str__(self) -> str:
+        return f"expected {self.expected}, found {self.found}. {self.remedy}"
+
+
+class CheckpointError(ConformanceError):
+    """The checkpoint is missing, damaged, of another architecture, or of a kind that is not supported."""
+
+
+class CaseError(ConformanceError):
+    """A case is unknown, malformed, or does not fit the layout."""
+
+
+class LayoutError(ConformanceError):
+    """An input does not fit the static layout, or the layout itself is impossible."""
+
+
+class ReferenceFault(ConformanceError):
+    """The Hugging Face reference disagrees with itself, or produced values that are not finite."""

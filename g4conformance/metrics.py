@@ -1,0 +1,85 @@
+"""How far two tensors are apart: pure functions, strict about NaN, shapes and constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def peir(base: Tensor, target: Tensor) -> float:
+    """Peak error to interval ratio, max|base - target| / (max(base) - min(base)); `base` is the reference.
+
+    Raises:
+        ValueError: shapes differ, or `base` is constant, so that there is no interval.
+    """
+    _require_same_shape(base, target)
+    base, target = base.double(), target.double()
+    interval = float(base.max() - base.min())
+    if interval == 0.0:
+        raise ValueError("PEIR needs a base that is not constant")
+    return float((base - target).abs().max()) / interval
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Statistics of `target - base`, over all elements.
+
+    `max_abs` and `mean_abs` are infinite when either side holds NaN or Inf at a place where the other differs.
+    `peir` is None where the base is constant or empty. `where` is the index of the greatest difference.
+    """
+
+    count: int
+    mismatched: int
+    max_abs: float
+    mean_abs: float
+    base_max_abs: float
+    peir: float | None
+    argmax_equal: bool
+    where: tuple[int, ...]
+
+    @property
+    def equal(self) -> bool:
+        return self.mismatched == 0
+
+
+def difference(base: Tensor, target: Tensor) -> Difference:
+    """Compares two tensors of one shape in float64 (bools and integers as numbers).
+
+    Non-finite values on either side count as infinitely wrong, even where both sides agree: a reference that is not
+    finite must never bless a runtime that is not finite either.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    _require_same_shape(base, target)
+    if base.numel() == 0:
+        return Difference(0, 0, 0.0, 0.0, 0.0, None, True, ())
+    base64, target64 = base.detach().double(), target.detach().to(base.device).double()
+    delta = (target64 - base64).abs()
+    delta = torch.where(torch.isfinite(base64) & torch.isfinite(target64), delta, torch.inf)
+    flat_where = int(delta.flatten().argmax())
+    largest = float(base64.abs().max())
+    interval = float(base64.max() - base64.min())
+    return Difference(
+        count=base.numel(),
+        mismatched=int((delta > 0).sum()),
+        max_abs=float(delta.max()),
+        mean_abs=float(delta.mean()),
+        base_max_abs=largest,
+        peir=float(delta.max()) / interval if interval > 0 else None,
+        argmax_equal=bool((base64.argmax(-1) == target64.argmax(-1)).all()) if base.ndim else True,
+        where=tuple(int(i) for i in torch.unravel_index(torch.tensor(flat_where), base.shape)),
+    )
+
+
+def top_two_gap(logits: Tensor) -> float:
+    """The distance between the largest and the second largest of `logits` [..., vocab], the smallest over rows."""
+    top = logits.double().topk(2, dim=-1).values
+    return float((top[..., 0] - top[..., 1]).min())
+
+
+def _require_same_shape(base: Tensor, target: Tensor) -> None:
+    if base.shape != target.shape:
+        raise ValueError(f"shapes differ: base {tuple(base.shape)}, target {tuple(target.shape)}")
