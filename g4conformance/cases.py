@@ -1,0 +1,132 @@
+"""Cases: what goes in. A case is a prompt with its pictures, and the feature that it is there to exercise."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from PIL import Image, UnidentifiedImageError
+
+from g4conformance.errors import CaseError
+
+IMAGE_MARK = "{image}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input, as written in a cases file.
+
+    Attributes:
+        name: unique in its file, part of test ids.
+        exercises: the feature that it is there for, one sentence.
+        prompt: plain text; `{image}` marks a picture's place, and the beginning-of-sequence token is put in front.
+        messages: a conversation instead of `prompt`, rendered with the checkpoint's chat template.
+        images: picture files, relative to the cases file.
+        length: exact number of the prompt's tokens, an expression such as `W+1`; the prompt is repeated and cut.
+        decode_steps, gen_steps: as the options of these names; None takes the run's.
+        interrupted_by: cases served between a first and a second, judged, run of this one on the same runtime.
+        folder: where `images` are looked for.
+    """
+
+    name: str
+    exercises: str
+    prompt: str | None = None
+    messages: tuple[Mapping[str, str], ...] = ()
+    images: tuple[str, ...] = ()
+    length: str | None = None
+    decode_steps: int | None = None
+    gen_steps: int | None = None
+    interrupted_by: tuple[str, ...] = ()
+    folder: Path = field(default=Path(), compare=False)
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (not self.messages):
+            raise CaseError(f"either prompt or messages in case {self.name!r}", "both or neither", "Mend the case.")
+        if self.length is not None and (self.images or self.messages):
+            raise CaseError(
+                f"a length only with a plain text prompt in case {self.name!r}", "images or messages", "Mend the case."
+            )
+
+    def load_images(self) -> list[Image.Image]:
+        """The pictures, fully read.
+
+        Raises:
+            CaseError: a file is missing, no image, or truncated.
+        """
+        return [_load_image(self.folder / image) for image in self.images]
+
+    def digest(self, rendered_prompt: str) -> str:
+        """SHA-256 of what this case feeds in: the rendered prompt and the pictures' bytes."""
+        digest = hashlib.sha256(rendered_prompt.encode())
+        for image in self.images:
+            digest.update((self.folder / image).read_bytes())
+        return digest.hexdigest()
+
+
+def load_cases(path: Path) -> tuple[Case, ...]:
+    """The cases of a YAML file whose top-level key `cases` holds a list.
+
+    Raises:
+        CaseError: unreadable file, unknown or missing keys, or two cases of one name.
+    """
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CaseError(f"a YAML file at {path}", " ".join(str(error).split()), "Check --cases.") from None
+    entries = document.get("cases") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise CaseError(f"a list `cases` in {path}", "none", "See the bundled cases.yaml.")
+    cases = tuple(_case(entry, path) for entry in entries)
+    names = [case.name for case in cases]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise CaseError(f"case names that are unique in {path}", f"{twice[0]!r} twice", "Rename one.")
+    return cases
+
+
+def own_case(prompt: str, images: Sequence[str]) -> Case:
+    """The case of the options `--prompt` and `--image`: pictures without a mark in the prompt come first."""
+    missing = len(images) - prompt.count(IMAGE_MARK)
+    paths = tuple(str(Path(image).expanduser().absolute()) for image in images)
+    return Case("own", "the prompt given on the command line", prompt=IMAGE_MARK * missing + prompt, images=paths)
+
+
+def select_cases(cases: Sequence[Case], names: Iterable[str]) -> tuple[Case, ...]:
+    """The cases of these names, in file order; all of them if there are no names.
+
+    Raises:
+        CaseError: a name is unknown; the message lists the known ones.
+    """
+    wanted = set(names)
+    if unknown := sorted(wanted - {case.name for case in cases}):
+        raise CaseError(
+            "a known case", repr(unknown[0]), f"Known cases: {', '.join(case.name for case in cases)}."
+        )
+    return tuple(case for case in cases if not wanted or case.name in wanted)
+
+
+def _case(entry: Any, path: Path) -> Case:
+    allowed = {f.name for f in fields(Case)} - {"folder"}
+    if not isinstance(entry, dict) or not {"name", "exercises"} <= entry.keys() <= allowed:
+        found = sorted(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
+        raise CaseError(
+            f"cases in {path} with name, exercises and any of {', '.join(sorted(allowed))}", str(found), "Mend it."
+        )
+    sequences = {key: tuple(entry[key]) for key in ("images", "messages", "interrupted_by") if key in entry}
+    length = {"length": str(entry["length"])} if "length" in entry else {}
+    return Case(**{**entry, **sequences, **length}, folder=path.parent)
+
+
+def _load_image(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image.copy()
+    except FileNotFoundError:
+        found = "no such file"
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        found = f"an unreadable one ({error})"
+    raise CaseError(f"an image at {path}", found, "Check the path, or save the image again.")

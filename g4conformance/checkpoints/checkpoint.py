@@ -1,0 +1,169 @@
+"""Loads a Gemma 4 checkpoint: from a folder or the Hub, safetensors only, never remote code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import AutoImageProcessor, AutoProcessor, Gemma4Config, Gemma4ForConditionalGeneration
+from transformers.utils import logging as transformers_logging
+
+from g4conformance.checkpoints.facts import ModelFacts, model_facts
+from g4conformance.checkpoints.files import checkpoint_digest, checkpoint_folder, require_supported
+from g4conformance.errors import CaseError, CheckpointError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How to load a checkpoint; all of it is recorded in a trace's provenance."""
+
+    dtype: str = "float32"
+    device: str = "cpu"
+    attn_implementation: str = "eager"
+    image_backend: str = "torchvision"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded checkpoint: model, processor, facts and digest."""
+
+    model: Gemma4ForConditionalGeneration
+    processor: Any
+    facts: ModelFacts
+    digest: str
+    options: LoadOptions
+    name: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.options.dtype]
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.options.device)
+
+    @cached_property
+    def text_config(self) -> Any:
+        return self.model.config.text_config
+
+    def process(self, prompt: str, images: Sequence[Image.Image]) -> Mapping[str, Any]:
+        """The processor's output for one prompt: ids [1, n] and, with images, patches and their positions.
+
+        Raises:
+            CaseError: placeholders and images do not pair up, the prompt is empty, or an image cannot be resized.
+        """
+        placeholders = prompt.count(self.processor.image_token)
+        if placeholders != len(images):
+            raise CaseError(
+                f"as many images as placeholders {self.processor.image_token!r} in the prompt",
+                f"{len(images)} images and {placeholders} placeholders",
+                "Give each placeholder its image.",
+            )
+        try:
+            output = self.processor(text=prompt, images=list(images) or None, return_tensors="pt")
+        except ValueError as error:
+            raise CaseError("a prompt that the processor takes", str(error), "Change the prompt or the image.") from None
+        if output["input_ids"].numel() == 0:
+            raise CaseError("a prompt of at least one token", "an empty one", "Give a prompt.")
+        return {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in output.items()}
+
+
+def load_checkpoint(name: str | Path, options: LoadOptions = LoadOptions()) -> Checkpoint:  # noqa: B008 - frozen
+    """Loads the checkpoint `name`, a folder or a Hub id.
+
+    Raises:
+        CheckpointError: it is missing, gated, unreachable, pickled, truncated, incomplete, of another architecture, of
+            an unsupported kind (mixture of experts), or holds values that are not finite.
+    """
+    folder = checkpoint_folder(str(name))
+    require_supported(folder)
+    with _quiet_transformers():
+        model = _load_model(folder, options)
+        processor = _load_processor(folder, options)
+    facts = model_facts(model.config, model.generation_config, processor)
+    return Checkpoint(model, processor, facts, checkpoint_digest(folder), options, str(name))
+
+
+def adopt_model(model: Gemma4ForConditionalGeneration, processor: Any, digest: str, options: LoadOptions) -> Checkpoint:
+    """A `Checkpoint` around a model that was built in memory, moved to `options`' dtype, device and attention."""
+    model = model.to(dtype=DTYPES[options.dtype], device=options.device).eval().requires_grad_(False)
+    model.set_attn_implementation(options.attn_implementation)
+    return Checkpoint(model, processor, model_facts(model.config, model.generation_config, processor), digest, options,
+                      f"in memory ({digest})")  # fmt: skip
+
+
+def _load_model(folder: Path, options: LoadOptions) -> Gemma4ForConditionalGeneration:
+    try:
+        model, info = Gemma4ForConditionalGeneration.from_pretrained(
+            folder,
+            dtype=DTYPES[options.dtype],
+            attn_implementation=options.attn_implementation,
+            use_safetensors=True,
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"weights that fit {folder / 'config.json'}", _first_line(error), "Download or save the checkpoint again."
+        ) from None
+    _require_complete(folder, info)
+    model = model.to(options.device).eval().requires_grad_(False)
+    _require_finite(folder, model)
+    return model
+
+
+def _require_complete(folder: Path, info: Mapping[str, Any]) -> None:
+    for problem in ("missing_keys", "mismatched_keys"):
+        if keys := sorted(str(key) for key in info[problem]):
+            raise CheckpointError(
+                f"a weight for every parameter of {folder / 'config.json'}",
+                f"{len(keys)} {problem.replace('_keys', '')}, the first {keys[0]}",
+                "Save or download the checkpoint again; weights and config may be of different models.",
+            )
+
+
+def _require_finite(folder: Path, model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        low, high = parameter.aminmax()
+        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+            raise CheckpointError(
+                "finite weights", f"NaN or Inf in {name} of {folder}", "Convert the checkpoint again; nothing was run."
+            )
+
+
+def _load_processor(folder: Path, options: LoadOptions) -> Any:
+    try:
+        processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+        processor.image_processor = AutoImageProcessor.from_pretrained(
+            folder, backend=options.image_backend, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"a Gemma 4 processor in {folder}", _first_line(error), "Copy the processor's and tokenizer's files there."
+        ) from None
+    return processor
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+class _quiet_transformers:  # noqa: N801 - reads as a statement
+    """Silences transformers' progress bars and advice while loading; both are restored."""
+
+    def __enter__(self) -> None:
+        self.verbosity = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        transformers_logging.set_verbosity(self.verbosity)
+        transformers_logging.enable_progress_bar()

@@ -1,0 +1,19 @@
+"""The numbered checks, one module a stage. A check is a statement about traces; it knows nothing of who made them."""
+
+from g4conformance.checks.registry import CHECKS, Check, checks_of
+
+# Importing a stage's module registers its checks, in the order of the stages.
+from g4conformance.checks import (  # isort: skip
+    build_static_inputs,
+    token_embedding,
+    vision_prefill,
+    mm_fusion,
+    masks_and_rope,
+    prefill,
+    decode,
+    generation,
+)
+
+__all__ = ["CHECKS", "Check", "checks_of"]
+
+del build_static_inputs, token_embedding, vision_prefill, mm_fusion, masks_and_rope, prefill, decode, generation

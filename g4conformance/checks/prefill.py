@@ -1,0 +1,75 @@
+"""Stage 6: the prompt runs through the decoder; its K/V fill the cache, its last row gives the first logits."""
+
+from __future__ import annotations
+
+import torch
+
+from g4conformance.checks.compare import Comparison, compare
+from g4conformance.checks.registry import Needs, check
+from g4conformance.checks.run import CaseRun
+from g4conformance.stages import Stage
+
+_STAGE = Stage.PREFILL
+
+
+@check("G4-PREFILL-01", stage=_STAGE, budget="rounding", needs=Needs.PER_LAYER_INPUTS)
+def per_layer_inputs(run: CaseRun) -> Comparison:
+    """The per-layer inputs of every row of the prompt, image rows included, equal the reference's: [B, n, L, P]."""
+    rows = run.observed("per_layer_inputs")[:, : run.valid_length]
+    return compare("per_layer_inputs", run.reference["per_layer_inputs"], rows)
+
+
+@check("G4-PREFILL-02", stage=_STAGE, budget="rounding")
+def keys_and_values(run: CaseRun) -> list[Comparison]:
+    """K (after norm and RoPE) and V (after norm) of every storing layer equal the reference's: [B, KV, n, head_dim]."""
+    names = [f"prefill/layer/{i}/{part}" for i in run.facts.storing_layers for part in ("key", "value")]
+    return [compare(name, run.reference[name], run.observed(name)[:, :, : run.valid_length]) for name in names]
+
+
+@check("G4-PREFILL-03", stage=_STAGE, budget="rounding")
+def layer_outputs(run: CaseRun) -> list[Comparison]:
+    """The output of every decoder layer equals the reference's at every row of the prompt: [B, n, H]."""
+    names = [f"prefill/layer/{i}/hidden" for i in range(len(run.facts.layer_types))]
+    return [compare(name, run.reference[name], run.observed(name)[:, : run.valid_length]) for name in names]
+
+
+@check("G4-PREFILL-04", stage=_STAGE, budget="rounding")
+def logits(run: CaseRun) -> Comparison:
+    """The logits of the prompt's last row, after the softcap, equal the reference's over the whole vocabulary."""
+    return compare("prefill/logits", run.reference["prefill/logits"], run.observed("prefill/logits"))
+
+
+@check("G4-PREFILL-05", stage=_STAGE, budget="exact")
+def cache_holds_the_prompt(run: CaseRun) -> list[Comparison]:
+    """The cache's first rows are the prompt's K/V as they came from the layer, to the last bit."""
+    found = []
+    for layer in run.facts.storing_layers:
+        for part in ("key", "value"):
+            rows = run.observed(f"prefill/layer/{layer}/{part}")[:, :, : run.valid_length]
+            name = f"prefill/cache/{layer}/{part}"
+            found.append(compare(name, rows, run.observed(name)[:, :, : run.valid_length]))
+    return found
+
+
+@check("G4-PREFILL-06", stage=_STAGE, budget="exact")
+def cache_beyond_the_prompt_is_untouched(run: CaseRun) -> list[Comparison]:
+    """Cache rows beyond the prompt are zero: no K/V of padding is written, and nothing of an earlier request remains.
+
+    The whole buffer must have max_seq rows and the layer's own KV heads and head dim.
+    """
+    found = []
+    for layer in run.facts.storing_layers:
+        for part in ("key", "value"):
+            rows = run.reference[f"prefill/layer/{layer}/{part}"]
+            expected = rows.new_zeros(*rows.shape[:2], run.layout.max_seq - run.valid_length, rows.shape[3])
+            name = f"prefill/cache/{layer}/{part}"
+            found.append(compare(name, expected, run.observed(name)[:, :, run.valid_length :]))
+    return found
+
+
+@check("G4-PREFILL-07", stage=_STAGE, budget="exact")
+def logits_stay_within_the_softcap(run: CaseRun) -> Comparison:
+    """No logit exceeds the final softcap, where the checkpoint has one."""
+    cap = run.facts.final_logit_softcapping
+    beyond = run.observed("prefill/logits").abs() - (torch.inf if cap is None else cap)
+    return compare("prefill/logits", torch.zeros_like(beyond), beyond.clamp(min=0))

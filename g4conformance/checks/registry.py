@@ -1,0 +1,80 @@
+"""Declares checks: id, stage, kind of budget, what a case or checkpoint needs for the check to apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from g4conformance.checks.compare import Comparison
+from g4conformance.checks.run import CaseRun, Mode
+from g4conformance.stages import Stage
+
+CheckFunction = Callable[[CaseRun], Comparison | list[Comparison]]
+
+
+class BudgetKind(StrEnum):
+    """How far a check lets a tensor be off."""
+
+    EXACT = "exact"
+    ROUNDING = "rounding"
+
+
+class Needs(StrEnum):
+    """What must be there for a check to apply; its value says so in a report."""
+
+    NOTHING = "nothing"
+    IMAGE = "an image in the case"
+    PER_LAYER_INPUTS = "per-layer embeddings in the checkpoint"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One numbered statement that must hold."""
+
+    id: str
+    stage: Stage
+    budget: BudgetKind
+    needs: Needs
+    modes: tuple[Mode, ...]
+    function: CheckFunction
+
+    @property
+    def statement(self) -> str:
+        """The first sentence of the function's docstring."""
+        return " ".join((self.function.__doc__ or "").split("\n\n")[0].split())
+
+    def __call__(self, run: CaseRun) -> list[Comparison]:
+        found = self.function(run)
+        return found if isinstance(found, list) else [found]
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(
+    id: str,
+    *,
+    stage: Stage,
+    budget: str,
+    needs: Needs = Needs.NOTHING,
+    modes: tuple[Mode, ...] = (Mode.ISOLATED, Mode.ACCUMULATED),
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Registers the decorated function as the check `id`.
+
+    Raises:
+        ValueError: the id is taken.
+    """
+
+    def register(function: CheckFunction) -> CheckFunction:
+        if id in CHECKS:
+            raise ValueError(f"two checks are called {id}")
+        CHECKS[id] = Check(id, stage, BudgetKind(budget), needs, modes, function)
+        return function
+
+    return register
+
+
+def checks_of(stage: Stage) -> list[Check]:
+    """The stage's checks in the order of their declaration."""
+    return [declared for declared in CHECKS.values() if declared.stage is stage]

@@ -1,0 +1,1 @@
+"""Drives a runtime through a case and judges what it yields."""

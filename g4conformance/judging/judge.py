@@ -1,0 +1,170 @@
+"""Applies checks and budgets to one observed case, and says which stage is to blame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from g4conformance.budgets import Budget, Limit, budget_of
+from g4conformance.checks import CHECKS, Check
+from g4conformance.checks.compare import Comparison
+from g4conformance.checks.registry import Needs
+from g4conformance.checks.run import CaseRun, Mode, NotObserved
+from g4conformance.checkpoints.facts import ModelFacts
+from g4conformance.judging.observe import Observation
+from g4conformance.judging.verdict import Measurement, Status, Verdict
+from g4conformance.prompts import ResolvedCase
+from g4conformance.reference.noise import Noise
+from g4conformance.stages import upstream
+
+_WRONG = (Status.FAIL, Status.ERROR)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What judging needs besides the traces: facts, noise, and the setting that budgets depend on."""
+
+    facts: ModelFacts
+    noise: Noise
+    dtype: str
+    scheme: str = "none"
+
+    def budget(self, check: Check) -> Budget:
+        return budget_of(check, self.dtype, self.scheme)
+
+
+def judge(
+    case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench
+) -> list[Verdict]:
+    """The verdicts of every check on `case`, in the order of the stages, isolated before accumulated."""
+    runs = {mode: _run(case, reference, observation, bench, mode) for mode in Mode}
+    verdicts = [
+        _verdict(check, runs[mode], observation, bench)
+        for check in CHECKS.values()
+        for mode in check.modes
+        if not (mode is Mode.ACCUMULATED and check.stage in observation.same and Mode.ISOLATED in check.modes)
+    ]
+    return blame(verdicts)
+
+
+def blame(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Marks as inherited what follows from an earlier stage.
+
+    A stage that is wrong in isolation is wrong by itself. One that is wrong only in accumulation has inherited it if
+    any stage before it is wrong at all; else the fault is its own. Where the runtime's own run broke off, the stages
+    that it never reached have inherited that from whichever stage is wrong in isolation.
+    """
+    wrong_anyhow = {v.stage for v in verdicts if v.status in _WRONG}
+    wrong_isolated = {v.stage for v in verdicts if v.status in _WRONG and v.mode is Mode.ISOLATED}
+
+    def inherits(verdict: Verdict) -> bool:
+        if verdict.mode is Mode.ISOLATED or verdict.status not in _WRONG:
+            return False
+        broke_off = verdict.status is Status.ERROR and bool(wrong_isolated - {verdict.stage})
+        return broke_off or bool(upstream(verdict.stage) & wrong_anyhow) or verdict.stage in wrong_isolated
+
+    return [replace(v, status=Status.INHERITED) if inherits(v) else v for v in verdicts]
+
+
+def applies(check: Check, has_image: bool, facts: ModelFacts) -> bool:
+    """Whether case and checkpoint have what `check` needs."""
+    met = {Needs.NOTHING: True, Needs.IMAGE: has_image, Needs.PER_LAYER_INPUTS: facts.has_per_layer_inputs}
+    return met[check.needs]
+
+
+def _run(
+    case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench, mode: Mode
+) -> CaseRun:
+    logits_budget = bench.budget(CHECKS["G4-DECODE-09"])
+
+    def near_tie(name: str) -> float:
+        largest = float(reference[name].abs().max())
+        return 2 * logits_budget.limit(bench.noise, name, largest).largest
+
+    return CaseRun(
+        case=case.case.name,
+        layout=case.request.layout,
+        facts=bench.facts,
+        mode=mode,
+        reference=reference,
+        runtime=observation.isolated if mode is Mode.ISOLATED else observation.accumulated,
+        decode_steps=case.decode_steps,
+        gen_steps=case.gen_steps,
+        near_tie=near_tie,
+    )
+
+
+def _verdict(check: Check, run: CaseRun, observation: Observation, bench: Bench) -> Verdict:
+    blank = Verdict(check.id, check.stage, run.case, run.mode, Status.PASS, check.statement)
+    if not applies(check, run.layout.num_visual_tokens > 0, run.facts):
+        return replace(blank, status=Status.NOT_APPLICABLE, where=f"needs {check.needs}")
+    try:
+        found = check(run)
+    except NotObserved as missing:
+        error = observation.errors.get(check.stage if run.mode is Mode.ISOLATED else None)
+        if error is not None:
+            return replace(blank, status=Status.ERROR, where=f"the runtime raised {error}")
+        return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {missing}")
+    return _measured(blank, found, bench.budget(check), bench.noise)
+
+
+def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise: Noise) -> Verdict:
+    if mismatch := next((c for c in found if c.difference is None), None):
+        return replace(blank, status=Status.FAIL, where=mismatch.detail, would_pass=math.inf)
+    measurements = [_measurement(c, budget, noise) for c in found]
+    counted = replace(
+        blank,
+        count=sum(c.difference.count for c in found if c.difference),
+        mismatched=sum(c.difference.mismatched for c in found if c.difference),
+    )
+    if not measurements:
+        return counted
+    worst = max(measurements, key=lambda m: m.ratio)
+    failed = worst.ratio > 1.0
+    return replace(
+        counted,
+        status=Status.FAIL if failed else Status.PASS,
+        measurement=worst,
+        would_pass=worst.ratio * budget.factor,
+        where=_where(found, measurements) if failed else "",
+    )
+
+
+def _measurement(comparison: Comparison, budget: Budget, noise: Noise) -> Measurement:
+    found = comparison.difference
+    assert found is not None
+    limit = budget.limit(noise, comparison.tensor, found.base_max_abs)
+    return Measurement(
+        tensor=comparison.tensor,
+        max_abs=found.max_abs,
+        mean_abs=found.mean_abs,
+        peir=found.peir,
+        argmax_equal=found.argmax_equal,
+        allowed_max=limit.largest,
+        allowed_mean=limit.mean,
+        ratio=_ratio(found.max_abs, found.mean_abs, limit),
+    )
+
+
+def _ratio(max_abs: float, mean_abs: float, limit: Limit) -> float:
+    def over(measured: float, allowed: float) -> float:
+        if measured == 0.0:
+            return 0.0
+        return measured / allowed if allowed > 0 else math.inf
+
+    ratio = max(over(max_abs, limit.largest), over(mean_abs, limit.mean))
+    return math.inf if math.isnan(ratio) else ratio
+
+
+def _where(found: Sequence[Comparison], measurements: Sequence[Measurement]) -> str:
+    """The first tensor, in the order in which the runtime makes them, that is beyond its limit."""
+    beyond = [c for c, m in zip(found, measurements, strict=True) if m.ratio > 1.0]
+    first = beyond[0]
+    difference = first.difference
+    assert difference is not None
+    others = f"; {len(beyond) - 1} later tensors too" if len(beyond) > 1 else ""
+    detail = f"; {first.detail}" if first.detail else ""
+    return f"first in {first.tensor}, most at {difference.where}{detail}{others}"

@@ -1,0 +1,232 @@
+"""Drives a runtime through one case: once on its own, and each stage in isolation where its inputs differ.
+
+Where a stage's inputs are bit-equal to the reference's, what it yielded on its own stands for both modes, and nothing
+is run twice. Decode is always run twice: its input is the K/V state, which is never bit-equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from g4conformance.checks.generation import STOP_REASONS, scripted_logits
+from g4conformance.checkpoints.facts import ModelFacts
+from g4conformance.errors import ConformanceError
+from g4conformance.expected import (
+    key_values_of,
+    masks_and_rope_of,
+    padded_reference,
+    static_inputs_of,
+)
+from g4conformance.prompts import ResolvedCase
+from g4conformance.runtime.contract import Generation, Runtime, StaticInputs
+from g4conformance.runtime.layout import StaticLayout
+from g4conformance.stages import Stage, stage_of
+from g4conformance.trace import Recorder
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass
+class Observation:
+    """What a runtime yielded for a case.
+
+    Attributes:
+        accumulated: tensors of the run on its own.
+        isolated: tensors of each stage when fed the reference's inputs.
+        same: stages whose inputs were bit-equal, so that both runs are one.
+        errors: what a stage raised in isolation, or (under None) what the run on its own raised.
+    """
+
+    accumulated: Tensors = field(default_factory=dict)
+    isolated: Tensors = field(default_factory=dict)
+    same: set[Stage] = field(default_factory=set)
+    errors: dict[Stage | None, str] = field(default_factory=dict)
+
+
+def observe(runtime: Runtime, case: ResolvedCase, reference: Mapping[str, Tensor], facts: ModelFacts) -> Observation:
+    """Runs `case` on `runtime`; never raises for what the runtime does wrong."""
+    observation = Observation()
+    with torch.no_grad():
+        _serve_before(runtime, case, observation)
+        runtime = runtime.for_layout(case.request.layout)
+        _run_on_its_own(runtime, case, observation)
+        _Isolation(runtime, case, reference, facts, observation).run()
+    return observation
+
+
+def _serve_before(runtime: Runtime, case: ResolvedCase, observation: Observation) -> None:
+    for request in case.before:
+        with _errors_of(observation, None):
+            serving = runtime.for_layout(request.layout)
+            serving.generate(serving.build_static_inputs(request.prompt, request.images), max_new_tokens=2)
+
+
+def _run_on_its_own(runtime: Runtime, case: ResolvedCase, observation: Observation) -> None:
+    inputs = None
+    with _recorded(runtime) as record:
+        with _errors_of(observation, Stage.BUILD_STATIC_INPUTS):
+            inputs = runtime.build_static_inputs(case.request.prompt, case.request.images)
+            _record_inputs(record, inputs)
+        with _errors_of(observation, None):
+            if inputs is not None:
+                _record_generation(record, runtime.generate(inputs, case.gen_steps))
+    observation.accumulated = record.tensors
+
+
+class _Isolation:
+    """The isolated run of each stage, in order."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        case: ResolvedCase,
+        reference: Mapping[str, Tensor],
+        facts: ModelFacts,
+        observation: Observation,
+    ) -> None:
+        self.runtime, self.case, self.reference, self.facts = runtime, case, reference, facts
+        self.layout: StaticLayout = case.request.layout
+        self.observation = observation
+        self.inputs = static_inputs_of(reference, self.layout, facts)
+
+    def run(self) -> None:
+        self._reuse(Stage.BUILD_STATIC_INPUTS)
+        self._stage(Stage.TOKEN_EMBEDDING, self._token_embedding, ["llm_input_ids"])
+        if self.inputs.pixel_values is not None:
+            self._stage(Stage.VISION_PREFILL, self._vision_prefill, ["pixel_values", "image_position_ids"])
+            self._stage(Stage.MM_FUSION, self._mm_fusion, ["text_embeds", "visual_embeds"])
+        self._stage(Stage.MASKS_AND_ROPE, self._masks_and_rope, ["valid_length"])
+        self._stage(Stage.PREFILL, self._prefill, self._prefill_inputs())
+        self._call(Stage.DECODE, self._decode)
+        self._call(Stage.GENERATION, self._generation)
+
+    def _stage(self, stage: Stage, call: Callable[[Recorder], None], input_names: Sequence[str]) -> None:
+        if all(self._bit_equal(name) for name in input_names) and self._reuse(stage):
+            return
+        self._call(stage, call)
+
+    def _reuse(self, stage: Stage) -> bool:
+        """Takes over what the run on its own yielded for `stage`; false if that was nothing."""
+        own = {name: tensor for name, tensor in self.observation.accumulated.items() if stage_of(name) is stage}
+        self.observation.isolated |= own
+        if own:
+            self.observation.same.add(stage)
+        return bool(own)
+
+    def _call(self, stage: Stage, call: Callable[[Recorder], None]) -> None:
+        with _recorded(self.runtime) as record, _errors_of(self.observation, stage):
+            call(record)
+        self.observation.isolated |= {n: t for n, t in record.tensors.items() if stage_of(n) is stage}
+
+    def _bit_equal(self, name: str) -> bool:
+        """Whether what the runtime made for itself equals the reference's, in the shape of the static buffers."""
+        own = self.observation.accumulated.get(name)
+        if own is None:
+            return False
+        expected = self._expected(name)
+        own = own.to(expected.device)
+        if name.startswith(("mask/", "rope/")):  # rows of padding are the runtime's own affair
+            own, expected = own[:, : self.inputs.valid_length], expected[:, : self.inputs.valid_length]
+        return own.dtype == expected.dtype and torch.equal(own, expected)
+
+    def _expected(self, name: str) -> Tensor:
+        if name.startswith(("mask/", "rope/")):
+            positional = masks_and_rope_of(self.reference, self.layout, self.facts)
+            _, layer_type, *part = name.split("/")
+            return positional.rope[layer_type]["cos sin".split().index(part[0])] if part else positional.masks[layer_type]
+        if name == "llm_input_ids":
+            return self.inputs.llm_input_ids
+        return padded_reference(self.reference, self.layout, name)
+
+    def _prefill_inputs(self) -> list[str]:
+        embeds = "text_embeds" if self.inputs.pixel_values is None else "fused_embeds"
+        layer_types = sorted(set(self.facts.layer_types))
+        masks = [f"mask/{layer_type}" for layer_type in layer_types]
+        return [
+            "llm_input_ids", embeds, *masks, *(f"rope/{t}/{part}" for t in layer_types for part in ("cos", "sin"))
+        ]  # fmt: skip
+
+    # --- one call a stage ---------------------------------------------------------------------------------------
+
+    def _token_embedding(self, record: Recorder) -> None:
+        record("text_embeds", self.runtime.token_embedding(self.inputs.llm_input_ids))
+
+    def _vision_prefill(self, record: Recorder) -> None:
+        pixel_values, positions = self.reference["pixel_values"], self.reference["image_position_ids"]
+        record("visual_embeds", self.runtime.vision_prefill(pixel_values, positions))
+
+    def _mm_fusion(self, record: Recorder) -> None:
+        text_embeds = padded_reference(self.reference, self.layout, "text_embeds")
+        record("fused_embeds", self.runtime.mm_fusion(text_embeds, self.reference["visual_embeds"]))
+
+    def _masks_and_rope(self, record: Recorder) -> None:
+        positional = self.runtime.masks_and_rope(self.inputs.valid_length)
+        for layer_type, mask in positional.masks.items():
+            record(f"mask/{layer_type}", mask)
+        for layer_type, (cos, sin) in positional.rope.items():
+            record(f"rope/{layer_type}/cos", cos)
+            record(f"rope/{layer_type}/sin", sin)
+
+    def _prefill(self, record: Recorder) -> None:
+        fused = padded_reference(self.reference, self.layout, "fused_embeds")
+        positional = masks_and_rope_of(self.reference, self.layout, self.facts)
+        record("prefill/logits", self.runtime.prefill(self.inputs, fused, positional))
+
+    def _decode(self, record: Recorder) -> None:
+        if self.case.decode_steps:
+            self.runtime.load_state(key_values_of(self.reference, self.facts), self.inputs.valid_length)
+        for step in range(self.case.decode_steps):
+            token = int(self.reference[f"decode/{step}/token"])
+            record(f"decode/{step}/logits", self.runtime.decode_one(token))
+
+    def _generation(self, record: Recorder) -> None:
+        steps = range(self.case.reference_steps)
+        names = ["prefill/logits", *(f"decode/{step}/logits" for step in steps)]
+        scripted = scripted_logits([self.reference[name] for name in names], self.facts.stop_token_ids)
+        selected = [self.runtime.select(row[None]) for row in scripted]
+        record("generation/select/logits", scripted)
+        record("generation/select/token_ids", torch.tensor([token for token, _ in selected]))
+        record("generation/select/stops", torch.tensor([reason is not None for _, reason in selected]))
+
+
+@contextmanager
+def _recorded(runtime: Runtime) -> Iterator[Recorder]:
+    """Listens to `runtime` inside this context only."""
+    record = Recorder()
+    runtime.on_tensor = record
+    try:
+        yield record
+    finally:
+        runtime.on_tensor = None
+
+
+@contextmanager
+def _errors_of(observation: Observation, stage: Stage | None) -> Iterator[None]:
+    """Notes what the runtime raises; the first error of a stage counts."""
+    try:
+        yield
+    except ConformanceError as error:
+        observation.errors.setdefault(stage, str(error))
+    except Exception as error:  # whatever a runtime under test raises is a finding, not the end of the run
+        observation.errors.setdefault(stage, f"{type(error).__name__}: {error}")
+
+
+def _record_inputs(record: Recorder, inputs: StaticInputs) -> None:
+    record("input_ids", inputs.input_ids)
+    record("llm_input_ids", inputs.llm_input_ids)
+    record("attention_mask", inputs.attention_mask)
+    record("valid_length", torch.tensor([inputs.valid_length]))
+    if inputs.pixel_values is not None:
+        record("pixel_values", inputs.pixel_values)
+    if inputs.image_position_ids is not None:
+        record("image_position_ids", inputs.image_position_ids)
+
+
+def _record_generation(record: Recorder, generation: Generation) -> None:
+    record("generation/token_ids", torch.tensor(generation.token_ids))
+    record("generation/stop_reason", torch.tensor(STOP_REASONS.index(generation.stop_reason)))

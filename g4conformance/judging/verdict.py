@@ -1,0 +1,85 @@
+"""Verdict: what a check found out about one case in one mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from g4conformance.checks.run import Mode
+from g4conformance.stages import Stage
+
+
+class Status(StrEnum):
+    """How a check ended. `inherited` fails too, but is blamed on an earlier stage."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INHERITED = "inherited"
+    NOT_OBSERVED = "not_observed"
+    ERROR = "error"
+    KNOWN = "known"
+    NOT_APPLICABLE = "not_applicable"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Statistics of the tensor that came closest to its limit, or went furthest beyond it.
+
+    `ratio` is measured / allowed, infinite where nothing was allowed and something was measured.
+    """
+
+    tensor: str
+    max_abs: float
+    mean_abs: float
+    peir: float | None
+    argmax_equal: bool
+    allowed_max: float
+    allowed_mean: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the report.
+
+    Attributes:
+        measurement: None if nothing could be compared.
+        would_pass: the factor of noise (or 0 for exact) with which the check would have passed.
+        count: number of values compared; mismatched: how many of them were beyond an exact budget.
+        where: what differs and where, in words.
+    """
+
+    check: str
+    stage: Stage
+    case: str
+    mode: Mode
+    status: Status
+    statement: str
+    measurement: Measurement | None = None
+    would_pass: float | None = None
+    count: int = 0
+    mismatched: int = 0
+    where: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.status in (Status.FAIL, Status.INHERITED, Status.ERROR)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON and pytest's user_properties."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
+        measurement = data["measurement"]
+        return cls(
+            **{
+                **data,
+                "stage": Stage(data["stage"]),
+                "mode": Mode(data["mode"]),
+                "status": Status(data["status"]),
+                "measurement": None if measurement is None else Measurement(**measurement),
+            }
+        )

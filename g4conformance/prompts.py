@@ -1,0 +1,128 @@
+"""Resolves a case for one checkpoint: text rendered, lengths evaluated, processed once, layout derived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from g4conformance.cases import IMAGE_MARK, Case
+from g4conformance.checkpoints.checkpoint import Checkpoint
+from g4conformance.errors import CaseError
+from g4conformance.lengths import evaluate_length, fit_text
+from g4conformance.runtime.inputs import derive_layout
+from g4conformance.runtime.layout import StaticLayout
+
+
+@dataclass(frozen=True)
+class Request:
+    """A rendered prompt with its pictures, and the static layout that it asks for."""
+
+    prompt: str
+    images: tuple[Image.Image, ...]
+    inputs: Mapping[str, Any]
+    layout: StaticLayout
+
+
+@dataclass(frozen=True)
+class ResolvedCase:
+    """A case ready to run on one checkpoint.
+
+    Attributes:
+        before: requests that the runtime serves first, in order.
+        decode_steps: teacher-forced decode steps, no more than the buffers have room for.
+        gen_steps: new tokens to generate at most.
+    """
+
+    case: Case
+    request: Request
+    digest: str
+    decode_steps: int
+    gen_steps: int
+    before: tuple[Request, ...] = ()
+
+    @property
+    def reference_steps(self) -> int:
+        """Decode steps that the reference needs: those compared, and those of the expected generation."""
+        room = self.request.layout.max_seq - self.request.inputs["input_ids"].shape[1]
+        return min(max(self.decode_steps, self.gen_steps - 1), room)
+
+
+def resolve(
+    case: Case,
+    checkpoint: Checkpoint,
+    *,
+    max_seq: int,
+    decode_steps: int,
+    gen_steps: int,
+    all_cases: Sequence[Case] = (),
+) -> ResolvedCase:
+    """Renders and processes `case`.
+
+    Raises:
+        CaseError: a prompt that is longer than `max_seq`, an unreadable image, or an unknown interrupting case.
+    """
+    request = _request(case, checkpoint, max_seq)
+    by_name = {other.name: other for other in all_cases}
+    between = tuple(_request(_interrupting(case, name, by_name), checkpoint, max_seq) for name in case.interrupted_by)
+    length = request.inputs["input_ids"].shape[1]
+    steps = decode_steps if case.decode_steps is None else case.decode_steps
+    return ResolvedCase(
+        case=case,
+        request=request,
+        digest=case.digest(request.prompt),
+        decode_steps=min(steps, max_seq - length),
+        gen_steps=gen_steps if case.gen_steps is None else case.gen_steps,
+        before=(request, *between) if between else (),
+    )
+
+
+def _interrupting(case: Case, name: str, by_name: Mapping[str, Case]) -> Case:
+    if name not in by_name:
+        raise CaseError(f"a known case to interrupt {case.name!r}", repr(name), "Mend interrupted_by.")
+    return by_name[name]
+
+
+def _request(case: Case, checkpoint: Checkpoint, max_seq: int) -> Request:
+    prompt = _render(case, checkpoint, max_seq)
+    images = tuple(case.load_images())
+    inputs = checkpoint.process(prompt, images)
+    if (length := inputs["input_ids"].shape[1]) > max_seq:
+        raise CaseError(
+            f"a prompt of at most max_seq={max_seq} tokens in case {case.name!r}",
+            f"{length} tokens",
+            "Shorten it or raise --max-seq.",
+        )
+    return Request(prompt, images, inputs, derive_layout(inputs, checkpoint.facts.image_token_id, max_seq))
+
+
+def _render(case: Case, checkpoint: Checkpoint, max_seq: int) -> str:
+    processor = checkpoint.processor
+    if case.prompt is None:
+        return str(processor.apply_chat_template(_conversation(case), add_generation_prompt=True, tokenize=False))
+    bos = processor.tokenizer.bos_token or ""
+    prompt = bos + case.prompt.removeprefix(bos)
+    if case.length is not None:
+        length = evaluate_length(case.length, {"W": checkpoint.facts.sliding_window, "max_seq": max_seq})
+        fitted = fit_text(case.prompt, length, lambda text: len(processor.tokenizer(bos + text).input_ids))
+        prompt = bos + fitted
+    return prompt.replace(IMAGE_MARK, processor.image_token)
+
+
+def _conversation(case: Case) -> list[dict[str, Any]]:
+    return [
+        {"role": message["role"], "content": _content(message["content"])} for message in case.messages
+    ]
+
+
+def _content(text: str) -> list[dict[str, str]]:
+    """A message's text as the list of parts that chat templates take, split at image marks."""
+    parts: list[dict[str, str]] = []
+    for i, piece in enumerate(text.split(IMAGE_MARK)):
+        if i:
+            parts.append({"type": "image"})
+        if piece.strip():
+            parts.append({"type": "text", "text": piece})
+    return parts

@@ -1,0 +1,105 @@
+"""The reference's rounding noise: how far its own equally valid ways of computing one thing lie apart."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from g4conformance.metrics import Difference, difference
+
+_STEP = re.compile(r"^decode/\d+/")
+# Of a mean, in units of eps: the mean magnitude of an element is about a tenth of the largest one.
+_MEAN_FLOOR = 0.1
+
+
+def kind_of(trace_name: str) -> str:
+    """The key under which noise is kept: the trace name without the number of the decode step."""
+    return _STEP.sub("decode/", trace_name)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Greatest and mean |difference| in units of max|base|, by kind of tensor, never below what the dtype resolves.
+
+    Attributes:
+        eps: the dtype's machine epsilon.
+        largest, mean: what calibration measured; kinds that it did not meet count as zero.
+        worst_peir: the largest PEIR of logits between two ways of computing them, by way.
+    """
+
+    eps: float
+    largest: Mapping[str, float]
+    mean: Mapping[str, float]
+    worst_peir: Mapping[str, float]
+
+    def allowed_largest(self, tensor: str, base_max_abs: float) -> float:
+        return max(self.largest.get(kind_of(tensor), 0.0), self.eps) * base_max_abs
+
+    def allowed_mean(self, tensor: str, base_max_abs: float) -> float:
+        return max(self.mean.get(kind_of(tensor), 0.0), self.eps * _MEAN_FLOOR) * base_max_abs
+
+    def save(self, path: Path) -> None:
+        """Writes JSON, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(json.dumps(vars(self), indent=1))
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Noise | None:
+        """What `save` wrote; None if there is nothing readable, so that it is measured again."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+class NoiseMeter:
+    """Collects differences between two recordings of the same thing."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.eps = float(torch.finfo(dtype).eps)
+        self.largest: dict[str, float] = {}
+        self.mean: dict[str, float] = {}
+        self.worst_peir: dict[str, float] = {}
+
+    def add(self, way: str, base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+        """Compares every floating tensor that both have; `way` names the other way of computing."""
+        for name, base_rows, other_rows in _common_floats(base, other):
+            found = difference(base_rows, other_rows)
+            self._note(name, found)
+            if name.endswith("logits"):
+                self.worst_peir[way] = max(self.worst_peir.get(way, 0.0), _peir(found))
+
+    def _note(self, name: str, found: Difference) -> None:
+        if found.base_max_abs == 0.0:
+            return
+        kind = kind_of(name)
+        self.largest[kind] = max(self.largest.get(kind, 0.0), found.max_abs / found.base_max_abs)
+        self.mean[kind] = max(self.mean.get(kind, 0.0), found.mean_abs / found.base_max_abs)
+
+    def noise(self) -> Noise:
+        return Noise(self.eps, self.largest, self.mean, self.worst_peir)
+
+
+def _peir(found: Difference) -> float:
+    return math.inf if found.peir is None else found.peir
+
+
+def _common_floats(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    for name in base:
+        if name in other and base[name].is_floating_point():
+            yield name, base[name], other[name]
+
+
+def as_json(noise: Noise) -> dict[str, Any]:
+    return {"eps": noise.eps, "worst_peir": dict(noise.worst_peir)}
