@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +15,8 @@ from transformers import AutoImageProcessor, AutoProcessor, Gemma4Config, Gemma4
 from transformers.utils import logging as transformers_logging
 
 from g4conformance.checkpoints.facts import ModelFacts, model_facts
-from g4conformance.checkpoints.files import checkpoint_digest, checkpoint_folder, require_supported
+from g4conformance.checkpoints.files import DTYPES, checkpoint_digest, checkpoint_folder, require_supported
 from g4conformance.errors import CaseError, CheckpointError
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -20,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from g4conformance.errors import CheckpointError
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -85,6 +88,16 @@ def require_supported(folder: Path) -> None:
 def weight_files(folder: Path) -> list[Path]:
     """The checkpoint's safetensors files, in order of name."""
     return sorted(folder.glob("*.safetensors"))
+
+
+def parameter_bytes(folder: Path, dtype: str) -> int:
+    """Bytes that the checkpoint's parameters take in memory in `dtype`, read from the files' headers."""
+    size = torch.empty(0, dtype=DTYPES[dtype]).element_size()
+    count = 0
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return count * size
 
 
 def checkpoint_digest(folder: Path) -> str:

@@ -68,8 +68,9 @@ class Verdict:
         return self.status in (Status.FAIL, Status.INHERITED, Status.ERROR)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON and pytest's user_properties."""
-        return asdict(self)
+        """Plain data for JSON and pytest's user_properties, which xdist sends between processes."""
+        plain = asdict(self)
+        return plain | {name: str(plain[name]) for name in ("stage", "mode", "status")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Verdict:

@@ -76,7 +76,7 @@ def provenance(checkpoint: Checkpoint, case: str, case_digest: str) -> Provenanc
         dtype=checkpoint.options.dtype,
         attn_implementation=checkpoint.options.attn_implementation,
         image_backend=checkpoint.options.image_backend,
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),
         transformers_version=transformers.__version__,
     )
 

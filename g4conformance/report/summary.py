@@ -1,0 +1,126 @@
+"""The terminal summary: a line a stage with its worst measured value against its budget, and the verdict."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from g4conformance.judging.verdict import Status, Verdict
+from g4conformance.stages import Stage
+
+_WIDTH = 132
+
+
+def summary_text(verdicts: Sequence[Verdict], setting: Mapping[str, Any], colour: bool = False) -> str:
+    """The whole summary as text of at most 132 columns."""
+    console = Console(file=io.StringIO(), width=_WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
+    console.print(_header(setting))
+    console.print(_table(verdicts))
+    for line in _closing_lines(verdicts):
+        console.print(line)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def stage_verdict(verdicts: Sequence[Verdict]) -> str:
+    """The word for a stage: the worst status of its verdicts."""
+    present = {v.status for v in verdicts}
+    for status in (Status.FAIL, Status.ERROR, Status.INHERITED, Status.NOT_OBSERVED, Status.KNOWN, Status.PASS):
+        if status in present:
+            return status.replace("_", " ")
+    return "not applicable"
+
+
+def _header(setting: Mapping[str, Any]) -> str:
+    worst = max(setting.get("reference_peir", {}).values(), default=0.0)
+    return (
+        f"{setting['runtime']} against the Hugging Face reference\n"
+        f"model {setting['model']}, {setting['dtype']}, attention {setting['attn']}, images by "
+        f"{setting['image_backend']}, quantization {setting['quant']}, max_seq {setting['max_seq']}\n"
+        f"torch {setting['torch']}, transformers {setting['transformers']}; the reference agrees with itself to a PEIR "
+        f"of {worst:.2g} on logits"
+    )
+
+
+def _table(verdicts: Sequence[Verdict]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("stage", "verdict"):
+        table.add_column(name, no_wrap=True)
+    for name in ("checks", "values", "of budget", "max |diff|", "mean |diff|", "PEIR", "argmax"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("worst in", no_wrap=True)
+    for stage in Stage:
+        if own := [v for v in verdicts if v.stage is stage]:
+            table.add_row(stage, *_cells(own))
+    return table
+
+
+def _cells(verdicts: Sequence[Verdict]) -> list[str]:
+    judged = [v for v in verdicts if v.status is not Status.NOT_APPLICABLE]
+    cells = [_styled(stage_verdict(verdicts)), str(len(judged)), _count(sum(v.count for v in judged))]
+    measured = [v for v in judged if v.measurement is not None]
+    if not measured:
+        return [*cells, "", "", "", "", "", ""]
+    worst = max(measured, key=lambda v: v.measurement.ratio if v.measurement else 0.0)
+    found = worst.measurement
+    assert found is not None
+    return [
+        *cells,
+        _of_budget(found.ratio),
+        f"{found.max_abs:.2g}",
+        f"{found.mean_abs:.2g}",
+        "" if found.peir is None else f"{found.peir:.2%}" if found.peir >= 1e-4 else f"{found.peir * 100:.1g}%",
+        "same" if found.argmax_equal else "another",
+        f"{worst.check} {worst.case}" if found.ratio > 0.0 else "",
+    ]
+
+
+def _of_budget(ratio: float) -> str:
+    """Measured / allowed: a percentage within the budget, a multiple beyond it."""
+    if ratio == 0.0:
+        return "exact"
+    if math.isinf(ratio):
+        return "not exact"
+    return f"{ratio:.0%}" if ratio <= 1.0 else f"{ratio:.3g} x"
+
+
+def _styled(word: str) -> str:
+    style = {"pass": "green", "fail": "bold red", "error": "bold red", "inherited": "yellow"}.get(word)
+    return f"[{style}]{word}[/]" if style else word
+
+
+def _closing_lines(verdicts: Sequence[Verdict]) -> list[str]:
+    judged = [v for v in verdicts if v.status not in (Status.NOT_APPLICABLE, Status.NOT_OBSERVED)]
+    checks, cases = {v.check for v in judged}, {v.case for v in judged}
+    lines = [
+        f"{len(checks)} checks on {len(cases)} cases compared {_count(sum(v.count for v in judged))} values; "
+        f"{_not_observed(verdicts)}"
+    ]
+    wrong = [v for v in verdicts if v.status in (Status.FAIL, Status.ERROR)]
+    if wrong:
+        order = list(Stage)
+        first = min(wrong, key=lambda v: order.index(v.stage))
+        lines.append(f"[bold red]does not conform[/]: wrong first at {first.stage} ({first.check}, case {first.case})")
+    elif judged:
+        lines.append("[green]conforms[/]")
+    return lines
+
+
+def _not_observed(verdicts: Sequence[Verdict]) -> str:
+    missing = [v for v in verdicts if v.status is Status.NOT_OBSERVED]
+    if not missing:
+        return "nothing is unobserved"
+    return f"{len({v.check for v in missing})} checks not observed: {missing[0].where}"
+
+
+def _count(number: int) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f} {letter}"
+    return str(number)

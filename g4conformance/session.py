@@ -1,0 +1,156 @@
+"""One conformance run: a checkpoint, a runtime, and the verdicts of each case, made once when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+import transformers
+
+from g4conformance.cases import Case, load_cases, own_case, select_cases
+from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
+from g4conformance.checkpoints.files import checkpoint_folder, parameter_bytes
+from g4conformance.errors import ConformanceError
+from g4conformance.fixtures import bundled_checkpoint, fixtures_folder
+from g4conformance.judging.judge import Bench, judge
+from g4conformance.judging.observe import observe
+from g4conformance.judging.verdict import Verdict
+from g4conformance.prompts import ResolvedCase, resolve
+from g4conformance.reference.record import record_reference
+from g4conformance.reference.selfcheck import calibrated_noise
+from g4conformance.runtime.contract import Runtime
+
+# Noise is calibrated on one text that leaves the sliding window and one picture.
+CALIBRATION_CASES = ("window-twice", "image-middle")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run was asked to do; every field has the meaning of the command-line option of its name."""
+
+    model: str | None = None
+    load: LoadOptions = LoadOptions()
+    quant: str = "none"
+    max_seq: int | None = None
+    cases_file: str | None = None
+    case_names: tuple[str, ...] = ()
+    prompt: str | None = None
+    images: tuple[str, ...] = ()
+    decode_steps: int = 6
+    gen_steps: int = 8
+
+    @property
+    def checkpoint(self) -> str:
+        return self.model or str(bundled_checkpoint())
+
+    def selected_cases(self) -> tuple[Case, ...]:
+        """The cases to judge.
+
+        Raises:
+            CaseError: unreadable cases file, or unknown case.
+        """
+        if self.prompt is not None or self.images:
+            return (own_case(self.prompt or "", self.images),)
+        return select_cases(self.all_cases(), self.case_names)
+
+    def all_cases(self) -> tuple[Case, ...]:
+        """Every case that another may name: those of the cases file, or the bundled ones."""
+        return load_cases(Path(self.cases_file) if self.cases_file else fixtures_folder() / "cases.yaml")
+
+
+class ConformanceSession:
+    """Judges cases one by one. Traces are dropped once a case is judged; its verdicts stay.
+
+    Raises:
+        CaseError: a case does not fit the checkpoint or the layout; nothing was run then.
+        ReferenceFault: the reference disagrees with itself; no runtime was judged then.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, options: RunOptions) -> None:
+        self.checkpoint, self.runtime, self.options = checkpoint, runtime, options
+        self.max_seq = options.max_seq or checkpoint.facts.default_max_seq
+        known = options.all_cases()
+        self.cases = {case.name: self._resolve(case, known) for case in options.selected_cases()}
+        noise = calibrated_noise(checkpoint, self._calibration_cases(), cache_folder())
+        self.bench = Bench(checkpoint.facts, noise, checkpoint.options.dtype, options.quant)
+        self._verdicts: dict[str, list[Verdict]] = {}
+
+    def _resolve(self, case: Case, known: Sequence[Case]) -> ResolvedCase:
+        options = self.options
+        return resolve(
+            case,
+            self.checkpoint,
+            max_seq=self.max_seq,
+            decode_steps=options.decode_steps,
+            gen_steps=options.gen_steps,
+            all_cases=known,
+        )
+
+    def _calibration_cases(self) -> list[ResolvedCase]:
+        """Always the same two bundled cases at their own lengths, whatever the run judges."""
+        bundled = load_cases(fixtures_folder() / "cases.yaml")
+        max_seq = self.checkpoint.facts.default_max_seq
+        return [
+            resolve(case, self.checkpoint, max_seq=max_seq, decode_steps=6, gen_steps=1)
+            for case in select_cases(bundled, CALIBRATION_CASES)
+        ]
+
+    def verdicts(self, case: str) -> list[Verdict]:
+        """The verdicts of a case, in the order of the stages; runs reference and runtime the first time."""
+        if case not in self._verdicts:
+            self._verdicts[case] = self._judge(self.cases[case])
+        return self._verdicts[case]
+
+    def _judge(self, case: ResolvedCase) -> list[Verdict]:
+        reference = record_reference(
+            self.checkpoint, case.request.inputs, case.reference_steps, case.case.name, case.digest
+        )
+        observation = observe(self.runtime, case, reference, self.checkpoint.facts)
+        return judge(case, reference, observation, self.bench)
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What the report says about the run as a whole."""
+        load, noise = self.checkpoint.options, self.bench.noise
+        return {
+            "model": self.checkpoint.name,
+            "runtime": type(self.runtime).__name__,
+            "checkpoint_digest": self.checkpoint.digest,
+            "dtype": load.dtype,
+            "device": load.device,
+            "attn": load.attn_implementation,
+            "image_backend": load.image_backend,
+            "quant": self.options.quant,
+            "max_seq": self.max_seq,
+            "threads": torch.get_num_threads(),
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+            "reference_peir": dict(noise.worst_peir),
+        }
+
+
+def cache_folder() -> Path:
+    """Where calibrated noise is kept between runs; the variable XDG_CACHE_HOME moves it."""
+    return Path(platformdirs.user_cache_dir("g4conformance"))
+
+
+def require_enough_memory(options: RunOptions, workers: int, available: int) -> None:
+    """Refuses more workers than the machine can hold models for; every worker loads its own.
+
+    Args:
+        available: free memory in bytes.
+
+    Raises:
+        ConformanceError: the checkpoint, in the dtype asked for, does not fit `workers` times.
+    """
+    needed = parameter_bytes(checkpoint_folder(options.checkpoint), options.load.dtype) * workers
+    if needed > available:
+        raise ConformanceError(
+            f"{needed / 2**30:.1f} GiB of free memory for {workers} workers, each with its own copy of the model",
+            f"{available / 2**30:.1f} GiB",
+            "Use fewer workers (-n), or --dtype bfloat16.",
+        )

@@ -1,0 +1,12 @@
+"""Ids become embeddings, times the root of the hidden size; padding and image rows hold the pad id's."""
+
+import pytest
+
+from g4conformance.plugin import Judged
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.stage("token_embedding")
+def test_token_embedding(judged: Judged) -> None:
+    judged.require()
