@@ -56,7 +56,7 @@ def budget_of(check: Check, dtype: str, scheme: str = "none") -> Budget:
         return _EXACT
     try:
         entry = _entries()[scheme][check.id]
-        return Budget(check.budget, float(entry[dtype]), entry["evidence"])
+        return Budget(check.budget, float(entry[dtype]), str(entry["evidence"]))
     except KeyError:
         raise KeyError(f"budgets.toml has no [{scheme}.{check.id}] with {dtype}") from None
 

@@ -102,9 +102,7 @@ def select_cases(cases: Sequence[Case], names: Iterable[str]) -> tuple[Case, ...
     """
     wanted = set(names)
     if unknown := sorted(wanted - {case.name for case in cases}):
-        raise CaseError(
-            "a known case", repr(unknown[0]), f"Known cases: {', '.join(case.name for case in cases)}."
-        )
+        raise CaseError("a known case", repr(unknown[0]), f"Known cases: {', '.join(case.name for case in cases)}.")
     return tuple(case for case in cases if not wanted or case.name in wanted)
 
 

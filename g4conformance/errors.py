@@ -32,5 +32,5 @@ class LayoutError(ConformanceError):
     """An input does not fit the static layout, or the layout itself is impossible."""
 
 
-class ReferenceFault(ConformanceError):
+class UnsoundReferenceError(ConformanceError):
     """The Hugging Face reference disagrees with itself, or produced values that are not finite."""

@@ -23,6 +23,7 @@ MARKERS = {
     "unit": "fast tests without a model, or with the bundled one",
     "property": "hypothesis tests against independent oracles",
     "integration": "the conformance suite: a runtime against the reference",
+    "selftest": "the suite on itself: planted faults, the wheel, bad options",
     "stage(name): the stage that a test of the conformance suite judges": "",
 }
 DTYPES = ("float32", "bfloat16", "float16")
@@ -70,8 +71,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
     """Starts over with `--model=PATH` where `--model PATH` was given.
 
-    pytest fixes its rootdir before it knows a plugin's options, takes PATH for a test path, and then misses the ini file
-    and conftest of the folder that it was called from.
+    pytest fixes its rootdir before it knows a plugin's options, takes PATH for a test path, and then misses the ini
+    file and conftest of the folder that it was called from.
     """
     args = list(config.invocation_params.args)
     joined = join_path_options(args)
@@ -101,6 +102,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "loadgroup"  # a case is recorded once: all its checks go to one worker
     config.pluginmanager.register(VerdictCollector(config), _COLLECTOR)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Looks at the options before workers start: each of them would stumble over the same one."""
+    if any(config.getoption(name) for name in ("--model", "--case", "--cases", "--prompt", "--image")):
+        _checked_early(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -303,11 +311,9 @@ class VerdictCollector:
             return
         from g4conformance.judging.verdict import Verdict
 
-        for name, value in report.user_properties:
-            if name == "verdict":
-                self.verdicts.append(Verdict.from_dict(value))
-            elif name == "setting":
-                self.setting = value
+        properties: list[tuple[str, Any]] = list(report.user_properties)
+        self.verdicts += [Verdict.from_dict(value) for name, value in properties if name == "verdict"]
+        self.setting = dict(properties).get("setting", self.setting)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.verdicts:

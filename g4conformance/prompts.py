@@ -112,9 +112,7 @@ def _render(case: Case, checkpoint: Checkpoint, max_seq: int) -> str:
 
 
 def _conversation(case: Case) -> list[dict[str, Any]]:
-    return [
-        {"role": message["role"], "content": _content(message["content"])} for message in case.messages
-    ]
+    return [{"role": message["role"], "content": _content(message["content"])} for message in case.messages]
 
 
 def _content(text: str) -> list[dict[str, str]]:

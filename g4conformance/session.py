@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class RunOptions:
     """What a run was asked to do; every field has the meaning of the command-line option of its name."""
 
     model: str | None = None
-    load: LoadOptions = LoadOptions()
+    load: LoadOptions = field(default_factory=LoadOptions)
     quant: str = "none"
     max_seq: int | None = None
     cases_file: str | None = None
@@ -67,7 +67,7 @@ class ConformanceSession:
 
     Raises:
         CaseError: a case does not fit the checkpoint or the layout; nothing was run then.
-        ReferenceFault: the reference disagrees with itself; no runtime was judged then.
+        UnsoundReferenceError: the reference disagrees with itself; no runtime was judged then.
     """
 
     def __init__(self, checkpoint: Checkpoint, runtime: Runtime, options: RunOptions) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from transformers import AutoImageProcessor, AutoProcessor, Gemma4Config, Gemma4ForConditionalGeneration
+from transformers import AutoImageProcessor, AutoProcessor, Gemma4ForConditionalGeneration
 from transformers.utils import logging as transformers_logging
 
 from g4conformance.checkpoints.facts import ModelFacts, model_facts
@@ -68,19 +68,22 @@ class Checkpoint:
         try:
             output = self.processor(text=prompt, images=list(images) or None, return_tensors="pt")
         except ValueError as error:
-            raise CaseError("a prompt that the processor takes", str(error), "Change the prompt or the image.") from None
+            raise CaseError(
+                "a prompt that the processor takes", str(error), "Change the prompt or the image."
+            ) from None
         if output["input_ids"].numel() == 0:
             raise CaseError("a prompt of at least one token", "an empty one", "Give a prompt.")
         return {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in output.items()}
 
 
-def load_checkpoint(name: str | Path, options: LoadOptions = LoadOptions()) -> Checkpoint:  # noqa: B008 - frozen
+def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Checkpoint:
     """Loads the checkpoint `name`, a folder or a Hub id.
 
     Raises:
         CheckpointError: it is missing, gated, unreachable, pickled, truncated, incomplete, of another architecture, of
             an unsupported kind (mixture of experts), or holds values that are not finite.
     """
+    options = options or LoadOptions()
     folder = checkpoint_folder(str(name))
     require_supported(folder)
     with _quiet_transformers():

@@ -35,7 +35,7 @@ def placeholders_become_padding(run: CaseRun) -> Comparison:
 def one_beginning_of_sequence(run: CaseRun) -> Comparison:
     """The prompt holds the beginning-of-sequence id once, and first."""
     ids = run.observed("input_ids")[0]
-    is_bos = ids == run.facts.bos_token_id
+    is_bos = torch.eq(ids, -1 if run.facts.bos_token_id is None else run.facts.bos_token_id)
     detail = f"{int(is_bos.sum())} beginning-of-sequence ids, the first id is {int(ids[0])}"
     return holds("input_ids", torch.stack([is_bos[0], is_bos.sum() == 1]), detail)
 

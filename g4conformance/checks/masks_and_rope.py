@@ -40,7 +40,7 @@ def mask_fill(run: CaseRun) -> list[Comparison]:
 
 @check("G4-ROPE-01", stage=_STAGE, budget="exact")
 def rotary_tables(run: CaseRun) -> list[Comparison]:
-    """For each layer type, cos and sin equal the reference's at every row of the prompt: [B, valid_length, head_dim]."""
+    """For each layer type, cos and sin equal the reference's at every row of the prompt: [B, n, head_dim]."""
     names = [f"rope/{layer_type}/{part}" for layer_type in run.layer_types for part in ("cos", "sin")]
     return [compare(name, run.reference[name], run.observed(name)[:, : run.valid_length]) for name in names]
 
@@ -57,9 +57,8 @@ def explain_mask(found: Comparison, expected: Tensor, actual: Tensor, first_quer
     if found.difference is None or found.difference.equal:
         return found
     row = int((expected != actual).any(dim=-1)[0].nonzero()[0])
-    return found.explained(
-        f"query {first_query + row} attends keys {_keys(actual[0, row])}, the reference allows {_keys(expected[0, row])}"
-    )
+    attended, allowed = _keys(actual[0, row]), _keys(expected[0, row])
+    return found.explained(f"query {first_query + row} attends keys {attended}, the reference allows {allowed}")
 
 
 def fill_comparison(run: CaseRun, prefix: str, layer_type: str) -> Comparison:

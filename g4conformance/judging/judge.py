@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from g4conformance.budgets import Budget, Limit, budget_of
+from g4conformance.checkpoints.facts import ModelFacts
 from g4conformance.checks import CHECKS, Check
 from g4conformance.checks.compare import Comparison
 from g4conformance.checks.registry import Needs
 from g4conformance.checks.run import CaseRun, Mode, NotObserved
-from g4conformance.checkpoints.facts import ModelFacts
 from g4conformance.judging.observe import Observation
 from g4conformance.judging.verdict import Measurement, Status, Verdict
 from g4conformance.prompts import ResolvedCase
@@ -36,9 +36,7 @@ class Bench:
         return budget_of(check, self.dtype, self.scheme)
 
 
-def judge(
-    case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench
-) -> list[Verdict]:
+def judge(case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench) -> list[Verdict]:
     """The verdicts of every check on `case`, in the order of the stages, isolated before accumulated."""
     runs = {mode: _run(case, reference, observation, bench, mode) for mode in Mode}
     verdicts = [

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from g4conformance.checks.generation import STOP_REASONS, scripted_logits
 from g4conformance.checkpoints.facts import ModelFacts
+from g4conformance.checks.generation import STOP_REASONS, scripted_logits
 from g4conformance.errors import ConformanceError
 from g4conformance.expected import (
     key_values_of,
@@ -138,7 +138,7 @@ class _Isolation:
         if name.startswith(("mask/", "rope/")):
             positional = masks_and_rope_of(self.reference, self.layout, self.facts)
             _, layer_type, *part = name.split("/")
-            return positional.rope[layer_type]["cos sin".split().index(part[0])] if part else positional.masks[layer_type]
+            return positional.rope[layer_type][("cos", "sin").index(part[0])] if part else positional.masks[layer_type]
         if name == "llm_input_ids":
             return self.inputs.llm_input_ids
         return padded_reference(self.reference, self.layout, name)

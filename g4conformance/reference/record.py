@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from g4conformance.checkpoints.checkpoint import Checkpoint
-from g4conformance.errors import ReferenceFault
+from g4conformance.errors import UnsoundReferenceError
 from g4conformance.reference.hooks import Listener
 from g4conformance.trace import Provenance, Recorder, Trace
 
@@ -34,7 +34,7 @@ def record_reference(
         tokens: what to feed instead, at least `steps` tokens.
 
     Raises:
-        ReferenceFault: logits that are not finite.
+        UnsoundReferenceError: logits that are not finite.
     """
     record = Recorder()
     listener = Listener(checkpoint.model, record)
@@ -107,7 +107,7 @@ def _record_inputs(checkpoint: Checkpoint, inputs: Mapping[str, Any], record: Re
 
 def _finite(logits: Tensor, case: str, where: str) -> Tensor:
     if not bool(torch.isfinite(logits).all()):
-        raise ReferenceFault(
+        raise UnsoundReferenceError(
             "finite logits from the reference",
             f"NaN or Inf at {where} of case {case!r}",
             "Check the checkpoint, or choose another --dtype.",

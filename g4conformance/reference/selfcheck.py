@@ -19,7 +19,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from g4conformance.checkpoints.checkpoint import Checkpoint
-from g4conformance.errors import ReferenceFault
+from g4conformance.errors import UnsoundReferenceError
 from g4conformance.expected import greedy_tokens
 from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.hooks import Listener
@@ -35,7 +35,7 @@ def calibrated_noise(checkpoint: Checkpoint, cases: Sequence[ResolvedCase], cach
     """The noise of `checkpoint` in its setting, measured on `cases` once and then read from `cache_folder`.
 
     Raises:
-        ReferenceFault: two ways of computing the same logits differ by more than rounding.
+        UnsoundReferenceError: two ways of computing the same logits differ by more than rounding.
     """
     path = cache_folder / f"noise-{_setting(checkpoint, cases)}.json"
     cache_folder.mkdir(parents=True, exist_ok=True)
@@ -62,12 +62,12 @@ def require_sound(noise: Noise) -> None:
     """Rounding moves logits by far less than the square root of eps, a wrong computation by far more.
 
     Raises:
-        ReferenceFault: the PEIR of logits between two ways is above that.
+        UnsoundReferenceError: the PEIR of logits between two ways is above that.
     """
     limit = math.sqrt(noise.eps)
     for way, found in noise.worst_peir.items():
         if not found <= limit:
-            raise ReferenceFault(
+            raise UnsoundReferenceError(
                 f"a reference that agrees with itself to a PEIR of {limit:.2g} on logits",
                 f"{found:.2g} between its plain prefill and {way}",
                 "No runtime was judged. Choose another --dtype or --attn, or another version of transformers.",
@@ -104,7 +104,7 @@ def _one_pass(
     first_logits: int,
     last_logits: int | None = None,
 ) -> Tensors:
-    """All that one forward pass yields; `logits` [B, n, vocab] only of rows `first_logits` to `last_logits` (the end)."""
+    """All that one forward pass yields; `logits` [B, n, vocab] only of rows `first_logits` to `last_logits`."""
     record = Recorder()
     listener = Listener(checkpoint.model, record)
     cache = listener.new_cache() if use_cache else None

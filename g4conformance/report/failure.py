@@ -55,7 +55,9 @@ def _allowance(verdict: Verdict) -> str:
     assert measurement is not None
     if measurement.allowed_max == 0.0:
         return "allowed: nothing, this is exact"
-    would = "no budget" if verdict.would_pass in (None, math.inf) else f"{verdict.would_pass:.3g} x the reference's noise"
+    would = (
+        "no budget" if verdict.would_pass in (None, math.inf) else f"{verdict.would_pass:.3g} x the reference's noise"
+    )
     return (
         f"allowed: max |diff| {measurement.allowed_max:.3g}, mean |diff| {measurement.allowed_mean:.3g}; "
         f"would have passed with {would}"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from g4conformance.runtime.layout import StaticLayout
 
-OnTensor = Callable[[str, Tensor], None]
+OnTensor = Callable[[str, Tensor], object]
 KeyValue = tuple[Tensor, Tensor]
 
 

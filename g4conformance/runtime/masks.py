@@ -1,4 +1,4 @@
-"""Attention masks and their additive form: pure functions of positions, as the CPU side of a static runtime has them."""
+"""Attention masks and their additive form: pure functions of positions, on the CPU side of a static runtime."""
 
 from __future__ import annotations
 
