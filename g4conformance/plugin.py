@@ -27,7 +27,7 @@ MARKERS = {
     "stage(name): the stage that a test of the conformance suite judges": "",
 }
 DTYPES = ("float32", "bfloat16", "float16")
-_PATH_OPTIONS = ("--model", "--cases", "--image")
+_PATH_OPTIONS = ("--model", "--cases", "--image", "--report")
 _EARLY = pytest.StashKey["RunOptions"]()
 _COLLECTOR = "g4conformance-collector"
 
@@ -60,6 +60,7 @@ def add_options(add: Any) -> None:
     add("--prompt", help="judge this prompt instead of the cases; {image} marks a picture's place")
     add("--image", action="append", default=[], metavar="FILE", help="a picture for --prompt; may be repeated")
     add("--decode-steps", type=non_negative, default=6, help="teacher-forced decode steps a case (default: 6)")
+    add("--report", metavar="FILE", help="also write the verdicts to FILE, as JSON (.json) or a page (.html)")
     add("--gen-steps", type=positive, default=8, help="new tokens to generate a case (default: 8)")
 
 
@@ -107,7 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Looks at the options before workers start: each of them would stumble over the same one."""
-    if any(config.getoption(name) for name in ("--model", "--case", "--cases", "--prompt", "--image")):
+    if any(config.getoption(name) for name in ("--model", "--case", "--cases", "--prompt", "--image", "--report")):
         _checked_early(config)
 
 
@@ -157,19 +158,22 @@ def _checked_early(config: pytest.Config) -> RunOptions:
 
 
 def _check_early(config: pytest.Config) -> RunOptions:
+    import psutil
+
     from g4conformance.checkpoints.files import checkpoint_folder, require_supported
     from g4conformance.errors import ConformanceError
+    from g4conformance.report.files import require_writable
     from g4conformance.session import require_enough_memory
 
     options = run_options(config)
     try:
+        if report := config.getoption("--report"):
+            require_writable(Path(report))
         for case in options.selected_cases():
             case.load_images()
         require_supported(checkpoint_folder(options.checkpoint))
-        if workers := int(getattr(config.option, "numprocesses", None) or 0):
-            import psutil
-
-            require_enough_memory(options, workers, psutil.virtual_memory().available)
+        workers = int(getattr(config.option, "numprocesses", None) or 1)
+        require_enough_memory(options, workers, psutil.virtual_memory().available)
     except ConformanceError as error:
         raise pytest.UsageError(str(error)) from None
     return options
@@ -318,8 +322,11 @@ class VerdictCollector:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.verdicts:
             return
+        from g4conformance.report.files import write_report
         from g4conformance.report.summary import summary_text
 
+        if report := self.config.getoption("--report"):
+            write_report(Path(report), self.verdicts, self.setting)
         terminalreporter.section("g4conformance")
         colour = bool(terminalreporter._tw.hasmarkup)
         terminalreporter.write(summary_text(self.verdicts, self.setting, colour))

@@ -139,7 +139,7 @@ def cache_folder() -> Path:
 
 
 def require_enough_memory(options: RunOptions, workers: int, available: int) -> None:
-    """Refuses more workers than the machine can hold models for; every worker loads its own.
+    """Refuses a run whose models do not fit into memory; every worker loads its own.
 
     Args:
         available: free memory in bytes.
@@ -149,8 +149,9 @@ def require_enough_memory(options: RunOptions, workers: int, available: int) -> 
     """
     needed = parameter_bytes(checkpoint_folder(options.checkpoint), options.load.dtype) * workers
     if needed > available:
+        holders = f"{workers} workers, each with its own copy of the model" if workers > 1 else "the model"
         raise ConformanceError(
-            f"{needed / 2**30:.1f} GiB of free memory for {workers} workers, each with its own copy of the model",
+            f"{needed / 2**30:.1f} GiB of free memory for {holders}, in {options.load.dtype}",
             f"{available / 2**30:.1f} GiB",
             "Use fewer workers (-n), or --dtype bfloat16.",
         )

@@ -73,6 +73,8 @@ class Checkpoint:
             ) from None
         if output["input_ids"].numel() == 0:
             raise CaseError("a prompt of at least one token", "an empty one", "Give a prompt.")
+        if images and not bool(torch.isfinite(output["pixel_values"]).all()):
+            raise CaseError("finite pixel values", "NaN or Inf in an image", "Save the image again as 8-bit RGB.")
         return {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in output.items()}
 
 
