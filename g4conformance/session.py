@@ -26,6 +26,7 @@ from g4conformance.runtime.contract import Runtime
 
 # Noise is calibrated on one text that leaves the sliding window and one picture.
 CALIBRATION_CASES = ("window-twice", "image-middle")
+CALIBRATION_STEPS = 12
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class ConformanceSession:
         bundled = load_cases(fixtures_folder() / "cases.yaml")
         max_seq = self.checkpoint.facts.default_max_seq
         return [
-            resolve(case, self.checkpoint, max_seq=max_seq, decode_steps=6, gen_steps=1)
+            resolve(case, self.checkpoint, max_seq=max_seq, decode_steps=CALIBRATION_STEPS, gen_steps=1)
             for case in select_cases(bundled, CALIBRATION_CASES)
         ]
 

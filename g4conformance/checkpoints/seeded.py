@@ -107,7 +107,7 @@ class SeededSpec:
 def seeded_checkpoint(
     spec: SeededSpec | Gemma4Config,
     seed: int,
-    options: LoadOptions = LoadOptions(),  # noqa: B008 - frozen
+    options: LoadOptions | None = None,
     tokenizer_folder: Path | None = None,
 ) -> Checkpoint:
     """A checkpoint of `spec` whose every parameter is drawn from `seed`, and none of which is neutral.
@@ -121,6 +121,7 @@ def seeded_checkpoint(
     Raises:
         ValueError: not a legal dense Gemma 4 config, or one whose token ids are not the tokenizer's.
     """
+    options = options or LoadOptions()
     folder = tokenizer_folder or bundled_checkpoint()
     vision = spec.vision if isinstance(spec, SeededSpec) else _vision_of(spec)
     processor = _processor(vision, options, folder)
@@ -138,8 +139,8 @@ def seeded_checkpoint(
 def seeded_config(spec: SeededSpec, processor: Gemma4Processor) -> Gemma4Config:
     """The config of `spec` over the vocabulary of `processor`'s tokenizer."""
     tokenizer = processor.tokenizer
-    text, vision = asdict(spec), asdict(spec.vision)
-    del text["vision"]
+    text = asdict(spec)
+    vision = text.pop("vision")
     soft_tokens = vision.pop("max_soft_tokens")
     text |= {
         "layer_types": list(spec.layer_types),

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from g4conformance.metrics import Difference, difference
 
-_STEP = re.compile(r"^decode/\d+/")
+_PREFIX = re.compile(r"^(prefill|decode/\d+)/")
 # Of a mean, in units of eps: the mean magnitude of an element is about a tenth of the largest one.
 _MEAN_FLOOR = 0.1
 
 
 def kind_of(trace_name: str) -> str:
-    """The key under which noise is kept: the trace name without the number of the decode step."""
-    return _STEP.sub("decode/", trace_name)
+    """The key under which noise is kept: the trace name without prefill or the decode step, which compute the same."""
+    return _PREFIX.sub("", trace_name)
 
 
 @dataclass(frozen=True)

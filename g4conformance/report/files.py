@@ -22,7 +22,7 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1c1c1c }
 table { border-collapse: collapse; margin: 1rem 0 2rem }
 th, td { border: 1px solid #d8d8d8; padding: .3rem .6rem; text-align: left; vertical-align: top }
-th { background: #f4f4f4; font-weight: 600 }
+th { background: #f4f4f4; font-weight: 600; white-space: nowrap }
 .pass { background: #e2f3e2 } .fail, .error { background: #f8d4d0 } .inherited { background: #fbeecb }
 .not-observed, .not-applicable { color: #8a8a8a }
 code { font-size: 13px }
@@ -59,9 +59,11 @@ def as_html(verdicts: Sequence[Verdict], setting: Mapping[str, Any]) -> str:
     """A page with the setting, a table case x stage, and every verdict that is not a pass."""
     title = f"{setting['runtime']} against the Hugging Face reference"
     facts = "".join(f"<tr><th>{_text(k)}</th><td>{_text(v)}</td></tr>" for k, v in setting.items())
+    wrong = any(v.failed for v in verdicts)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(title)}</title><style>{_STYLE}</style>'
-        f"<h1>{_text(title)}</h1>{_case_table(verdicts)}{_findings(verdicts)}<h2>Setting</h2><table>{facts}</table></html>"
+        f"<h1>{_text(title)}: {'does not conform' if wrong else 'conforms'}</h1>"
+        f"{_case_table(verdicts)}{_findings(verdicts)}<h2>Setting</h2><table>{facts}</table></html>"
     )
 
 
@@ -74,8 +76,10 @@ def _case_table(verdicts: Sequence[Verdict]) -> str:
 
 def _case_row(case: str, verdicts: Sequence[Verdict]) -> str:
     by_stage = _by_stage(verdicts)
-    words = [stage_verdict(by_stage[stage]) if stage in by_stage else "not applicable" for stage in Stage]
-    cells = "".join(f'<td class="{word.replace(" ", "-")}">{word}</td>' for word in words)
+    words = [stage_verdict(by_stage.get(stage, [])) for stage in Stage]
+    cells = "".join(
+        f'<td class="{word.replace(" ", "-")}">{"" if word == "not applicable" else word}</td>' for word in words
+    )
     return f"<tr><th>{_text(case)}</th>{cells}</tr>"
 
 

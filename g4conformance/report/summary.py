@@ -13,11 +13,11 @@ from rich.table import Table
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.stages import Stage
 
-_WIDTH = 132
+_WIDTH = 140
 
 
 def summary_text(verdicts: Sequence[Verdict], setting: Mapping[str, Any], colour: bool = False) -> str:
-    """The whole summary as text of at most 132 columns."""
+    """The whole summary as text of at most 140 columns."""
     console = Console(file=io.StringIO(), width=_WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
     console.print(_header(setting))
     console.print(_table(verdicts))
@@ -75,7 +75,7 @@ def _cells(verdicts: Sequence[Verdict]) -> list[str]:
         _of_budget(found.ratio),
         f"{found.max_abs:.2g}",
         f"{found.mean_abs:.2g}",
-        "" if found.peir is None else f"{found.peir:.2%}" if found.peir >= 1e-4 else f"{found.peir * 100:.1g}%",
+        "" if found.peir is None else f"{found.peir:.1g}",
         "same" if found.argmax_equal else "another",
         f"{worst.check} {worst.case}" if found.ratio > 0.0 else "",
     ]

@@ -40,16 +40,16 @@ def test_it_loads_with_the_auto_classes() -> None:
 
 def test_sizes_that_a_port_could_confuse_are_distinct(tiny_checkpoint: Checkpoint) -> None:
     text, vision = tiny_checkpoint.text_config, tiny_checkpoint.model.config.vision_config
-    full = text.per_layer_config[text.layer_types.index("full_attention")]
+    sliding, full = (text.per_layer_config[text.layer_types.index(f"{kind}_attention")] for kind in ("sliding", "full"))
     sizes = {
         "hidden": text.hidden_size,
         "mlp": text.intermediate_size,
         "double mlp": 2 * text.intermediate_size,
-        "query": text.num_attention_heads * text.head_dim,
+        "query": text.num_attention_heads * sliding.head_dim,
         "full query": text.num_attention_heads * full.head_dim,
-        "kv": text.num_key_value_heads * text.head_dim,
+        "kv": text.num_key_value_heads * sliding.head_dim,
         "full kv": text.num_key_value_heads * full.head_dim,
-        "head dim": text.head_dim,
+        "head dim": sliding.head_dim,
         "full head dim": full.head_dim,
         "per-layer width": text.hidden_size_per_layer_input,
         "window": text.sliding_window,

@@ -1,0 +1,215 @@
+"""From comparisons to verdicts, and from verdicts to the stage that is to blame."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from g4conformance.checks import CHECKS, checks_of
+from g4conformance.checks.compare import compare, holds
+from g4conformance.checks.registry import Needs, check
+from g4conformance.checks.run import CaseRun, Mode
+from g4conformance.judging.judge import blame, judge
+from g4conformance.judging.observe import Observation
+from g4conformance.judging.verdict import Status, Verdict
+from g4conformance.stages import Stage
+
+from .conftest import Recorded
+
+pytestmark = pytest.mark.unit
+
+ISO, ACC = Mode.ISOLATED, Mode.ACCUMULATED
+EMBED, FUSION, PREFILL, DECODE = Stage.TOKEN_EMBEDDING, Stage.MM_FUSION, Stage.PREFILL, Stage.DECODE
+MASKS, GENERATION = Stage.MASKS_AND_ROPE, Stage.GENERATION
+
+
+# --- compare --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "detail"),
+    [
+        (torch.zeros(1, 3), torch.zeros(1, 4), "x.shape=(1, 4), but should be (1, 3)"),
+        (torch.zeros(1, 3), torch.zeros(3), "x.shape=(3,), but should be (1, 3)"),
+        (torch.zeros(3), torch.zeros(3).long(), "x.dtype=torch.int64, but should be torch.float32"),
+        (torch.zeros(3).bool(), torch.zeros(3).long(), "x.dtype=torch.int64, but should be torch.bool"),
+        (torch.zeros(3).long(), torch.zeros(3), "x.dtype=torch.float32, but should be torch.int64"),
+    ],
+)
+def test_another_shape_or_kind_is_a_mismatch_of_its_own(expected: Tensor, actual: Tensor, detail: str) -> None:
+    found = compare("x", expected, actual)
+    assert found.difference is None
+    assert found.detail == detail
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [(torch.ones(3), torch.ones(3, dtype=torch.bfloat16)), (torch.ones(3).long(), torch.ones(3).int())],
+)
+def test_the_width_of_a_number_is_no_kind(expected: Tensor, actual: Tensor) -> None:
+    found = compare("x", expected, actual)
+    assert found.difference is not None
+    assert found.difference.equal
+
+
+def test_holds_tells_its_detail_only_where_it_does_not_hold() -> None:
+    assert holds("x", torch.tensor([True, True]), "told").detail == ""
+    broken = holds("x", torch.tensor([True, False]), "told")
+    assert broken.detail == "told"
+    assert broken.difference is not None
+    assert broken.difference.where == (1,)
+
+
+# --- the registry ---------------------------------------------------------------------------------------------------
+
+
+def test_an_id_is_given_once() -> None:
+    with pytest.raises(ValueError, match="two checks are called G4-MASK-01"):
+        check("G4-MASK-01", stage=MASKS, budget="exact")(lambda run: [])
+
+
+def test_every_stage_has_checks_and_every_check_a_statement() -> None:
+    assert all(checks_of(stage) for stage in Stage)
+    assert [declared for stage in Stage for declared in checks_of(stage)] == list(CHECKS.values()), "in stage order"
+    for declared in CHECKS.values():
+        assert declared.statement.endswith((".", "]."))
+        assert "\n" not in declared.statement
+
+
+# --- blame ----------------------------------------------------------------------------------------------------------
+
+PASS, FAIL, ERROR, INHERITED, UNSEEN = Status.PASS, Status.FAIL, Status.ERROR, Status.INHERITED, Status.NOT_OBSERVED
+
+# Stage, mode, how its check ended, and what becomes of that.
+BLAME: dict[str, list[tuple[Stage, Mode, Status, Status]]] = {
+    "nothing wrong": [(EMBED, ISO, PASS, PASS), (PREFILL, ACC, PASS, PASS)],
+    "the later stage is right in isolation": [
+        (EMBED, ISO, FAIL, FAIL),
+        (PREFILL, ISO, PASS, PASS),
+        (PREFILL, ACC, FAIL, INHERITED),
+    ],
+    "both are wrong by themselves": [
+        (EMBED, ISO, FAIL, FAIL),
+        (PREFILL, ISO, FAIL, FAIL),
+        (PREFILL, ACC, FAIL, INHERITED),
+    ],
+    "the isolated verdict says it": [(PREFILL, ISO, FAIL, FAIL), (PREFILL, ACC, FAIL, INHERITED)],
+    "wrong only on its own, nothing before": [(PREFILL, ISO, PASS, PASS), (PREFILL, ACC, FAIL, FAIL)],
+    "accumulation begins at the first": [
+        (PREFILL, ACC, FAIL, FAIL),
+        (DECODE, ACC, FAIL, INHERITED),
+        (GENERATION, ACC, FAIL, INHERITED),
+    ],
+    "no stage inherits from its sibling": [(MASKS, ISO, FAIL, FAIL), (FUSION, ACC, FAIL, FAIL)],
+    "no stage inherits from a later one": [(DECODE, ISO, FAIL, FAIL), (PREFILL, ACC, FAIL, FAIL)],
+    "the own run broke off elsewhere": [(MASKS, ISO, ERROR, ERROR), (EMBED, ACC, ERROR, INHERITED)],
+    "a raise is passed on": [(EMBED, ACC, ERROR, ERROR), (PREFILL, ACC, ERROR, INHERITED)],
+    "what was not observed stays so": [(EMBED, ISO, FAIL, FAIL), (PREFILL, ACC, UNSEEN, UNSEEN)],
+    "what was not observed is to blame for nothing": [(EMBED, ISO, UNSEEN, UNSEEN), (PREFILL, ACC, FAIL, FAIL)],
+}
+
+
+@pytest.mark.parametrize("findings", BLAME.values(), ids=BLAME.keys())
+def test_blame(findings: list[tuple[Stage, Mode, Status, Status]]) -> None:
+    verdicts = [Verdict("G4-X-01", stage, "a", mode, status, "") for stage, mode, status, _ in findings]
+    assert [verdict.status for verdict in blame(verdicts)] == [blamed for *_, blamed in findings]
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_verdict_survives_json(status: Status, text: Recorded) -> None:
+    first, *_ = judge(text.case, text.reference, text.observation, text.bench)
+    for measurement in (None, first.measurement):
+        verdict = Verdict("G4-X-01", EMBED, "a", ISO, status, "It holds.", measurement, math.inf, 3, 1, "there")
+        assert Verdict.from_dict(json.loads(json.dumps(verdict.as_dict()))) == verdict
+        assert verdict.failed is (status in (FAIL, INHERITED, ERROR))
+
+
+# --- judge ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_the_shipped_runtime_is_right_and_fully_observed(recorded, kind: str) -> None:
+    given: Recorded = recorded(kind)
+    verdicts = judge(given.case, given.reference, given.observation, given.bench)
+    for verdict in verdicts:
+        applies = kind == "image" or CHECKS[verdict.check].needs is not Needs.IMAGE
+        assert verdict.status is (PASS if applies else Status.NOT_APPLICABLE), (verdict.check, verdict.where)
+        assert not applies or verdict.count > 0, f"{verdict.check} compared nothing"
+    assert {verdict.check for verdict in verdicts} == set(CHECKS)
+    assert given.observation.errors == {}
+
+
+def test_one_verdict_where_isolated_and_accumulated_are_one(image: Recorded) -> None:
+    verdicts = judge(image.case, image.reference, image.observation, image.bench)
+    for stage in Stage:
+        modes = {verdict.mode for verdict in verdicts if verdict.stage is stage}
+        assert modes == ({ISO} if stage in image.observation.same else {ISO, ACC})
+    assert image.observation.same >= {Stage.BUILD_STATIC_INPUTS, Stage.VISION_PREFILL, Stage.TOKEN_EMBEDDING}
+    assert DECODE not in image.observation.same
+
+
+@pytest.mark.parametrize("mode", [ISO, pytest.param(ACC, marks=pytest.mark.xfail(strict=True, reason="decode passes"))])
+def test_nothing_observed_means_nothing_passes(image: Recorded, mode: Mode) -> None:
+    verdicts = judge(image.case, image.reference, Observation(), image.bench)
+    passed = [
+        verdict.check for verdict in verdicts if verdict.mode is mode and verdict.status is not Status.NOT_OBSERVED
+    ]
+    assert passed == []
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_a_stage_that_raised_is_an_error_with_its_message(image: Recorded, stage: Stage) -> None:
+    verdicts = judge(image.case, image.reference, Observation(errors={stage: "LayoutError: full"}), image.bench)
+    for verdict in verdicts:
+        if verdict.mode is ISO:
+            expected = ERROR if verdict.stage is stage else Status.NOT_OBSERVED
+            assert verdict.status is expected
+            assert ("raised LayoutError: full" in verdict.where) is (verdict.stage is stage)
+
+
+def test_a_run_of_its_own_that_broke_off_is_an_error_in_accumulation(image: Recorded) -> None:
+    observation = Observation(
+        accumulated={}, isolated=image.observation.isolated, errors={None: "RuntimeError: out of memory"}
+    )
+    verdicts = [v for v in judge(image.case, image.reference, observation, image.bench) if v.mode is ACC]
+    by_check = {verdict.check: verdict for verdict in verdicts}
+    assert by_check["G4-PREFILL-04"].where == "the runtime raised RuntimeError: out of memory"
+    assert by_check["G4-PREFILL-04"].status is INHERITED
+    assert by_check["G4-GEN-04"].status is INHERITED
+
+
+# --- what a check sees ----------------------------------------------------------------------------------------------
+
+
+def case_run(recorded: Recorded, mode: Mode, runtime: dict[str, Tensor]) -> CaseRun:
+    return CaseRun(
+        case="a",
+        layout=recorded.case.request.layout,
+        facts=recorded.bench.facts,
+        mode=mode,
+        reference=recorded.reference,
+        runtime=runtime,
+        decode_steps=2,
+        gen_steps=3,
+        near_tie=lambda name: 0.0,
+    )
+
+
+def test_accumulated_decode_is_judged_as_long_as_the_tokens_are_the_references(text: Recorded) -> None:
+    own = {name: text.reference[name] for name in ("decode/0/token", "decode/1/token")}
+    assert case_run(text, ACC, own).decode_prefixes == ["decode/0/", "decode/1/"]
+    strayed = {**own, "decode/1/token": own["decode/1/token"] + 1}
+    assert case_run(text, ACC, strayed).decode_prefixes == ["decode/0/"]
+    ended = {"decode/0/token": own["decode/0/token"]}
+    assert case_run(text, ACC, ended).decode_prefixes == ["decode/0/"]
+    assert case_run(text, ISO, strayed).decode_prefixes == ["decode/0/", "decode/1/"]
+
+
+def test_what_enters_a_stage_depends_on_the_mode(image: Recorded) -> None:
+    own = {"visual_embeds": torch.zeros(1)}
+    assert torch.equal(case_run(image, ISO, own).entering("visual_embeds"), image.reference["visual_embeds"])
+    assert case_run(image, ACC, own).entering("visual_embeds") is own["visual_embeds"]
