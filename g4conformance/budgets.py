@@ -33,13 +33,13 @@ class Budget:
     factor: float
     evidence: str
 
-    def limit(self, noise: Noise, tensor: str, base_max_abs: float) -> Limit:
-        """The limit for a tensor of this trace name whose reference reaches `base_max_abs`."""
+    def limit(self, noise: Noise, tensor: str, base_max_abs: float, base_mean_abs: float) -> Limit:
+        """The limit for a tensor of this trace name, given the largest and the mean magnitude of its reference."""
         if self.kind is BudgetKind.EXACT:
             return Limit(0.0, 0.0)
         return Limit(
             self.factor * noise.allowed_largest(tensor, base_max_abs),
-            self.factor * noise.allowed_mean(tensor, base_max_abs),
+            self.factor * noise.allowed_mean(tensor, base_mean_abs),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from g4conformance.errors import CaseError
 
 IMAGE_MARK = "{image}"
+FILL_MARK = "{fill}"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Case:
         prompt: plain text; `{image}` marks a picture's place, and the beginning-of-sequence token is put in front.
         messages: a conversation instead of `prompt`, rendered with the checkpoint's chat template.
         images: picture files, relative to the cases file.
-        length: exact number of the prompt's tokens, an expression such as `W+1`; the prompt is repeated and cut.
+        length: exact number of the prompt's tokens, an expression such as `W+1`; needs `{fill}` in the prompt.
+        fill: text that takes the place of `{fill}`, repeated and cut until the prompt has `length` tokens.
         decode_steps, gen_steps: as the options of these names; None takes the run's.
         interrupted_by: cases served between a first and a second, judged, run of this one on the same runtime.
         folder: where `images` are looked for.
@@ -38,6 +40,7 @@ class Case:
     messages: tuple[Mapping[str, str], ...] = ()
     images: tuple[str, ...] = ()
     length: str | None = None
+    fill: str = ""
     decode_steps: int | None = None
     gen_steps: int | None = None
     interrupted_by: tuple[str, ...] = ()
@@ -46,9 +49,12 @@ class Case:
     def __post_init__(self) -> None:
         if (self.prompt is None) == (not self.messages):
             raise CaseError(f"either prompt or messages in case {self.name!r}", "both or neither", "Mend the case.")
-        if self.length is not None and (self.images or self.messages):
+        fillable = self.prompt is not None and FILL_MARK in self.prompt and bool(self.fill.strip())
+        if self.length is not None and not fillable:
             raise CaseError(
-                f"a length only with a plain text prompt in case {self.name!r}", "images or messages", "Mend the case."
+                f"{FILL_MARK} in the prompt and a text to fill it in case {self.name!r}, which has a length",
+                "no such prompt",
+                "Mend the case.",
             )
 
     def load_images(self) -> list[Image.Image]:
@@ -113,9 +119,48 @@ def _case(entry: Any, path: Path) -> Case:
         raise CaseError(
             f"cases in {path} with name, exercises and any of {', '.join(sorted(allowed))}", str(found), "Mend it."
         )
-    sequences = {key: tuple(entry[key]) for key in ("images", "messages", "interrupted_by") if key in entry}
-    length = {"length": str(entry["length"])} if "length" in entry else {}
-    return Case(**{**entry, **sequences, **length}, folder=path.parent)
+    try:
+        return Case(**{key: _KINDS[key](value) for key, value in entry.items()}, folder=path.parent)
+    except (TypeError, ValueError, KeyError) as error:
+        raise CaseError(f"well-formed values in a case of {path}", f"{entry!r} ({error})", "Mend the case.") from None
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is no number of steps")
+    return value
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return tuple(map(_string, value))
+
+
+def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return tuple({"role": _string(message["role"]), "content": _string(message["content"])} for message in value)
+
+
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "name": _string,
+    "exercises": _string,
+    "prompt": _string,
+    "fill": _string,
+    "length": str,
+    "messages": _messages,
+    "images": _strings,
+    "interrupted_by": _strings,
+    "decode_steps": _number,
+    "gen_steps": _number,
+}
 
 
 def _load_image(path: Path) -> Image.Image:

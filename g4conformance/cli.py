@@ -32,7 +32,17 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_verify(options: list[str]) -> int:
     """The packaged suite under pytest, without pytest's own talk: progress while it runs, then failures and summary."""
-    quiet = ["-q", "--no-header", "--no-summary", "--color=auto", "-p", "no:cacheprovider", "-p", "no:stepwise"]
+    quiet = [
+        "-q",
+        "--no-header",
+        "-rN",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:stepwise",
+    ]
     suite = ["--pyargs", "g4conformance.suite", "-m", "integration"]
     return int(pytest.main([*suite, *quiet, *options], plugins=[ProgressDisplay()]))
 

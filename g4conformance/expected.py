@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from g4conformance.checkpoints.facts import ModelFacts
+from g4conformance.metrics import top_two_gap
 from g4conformance.runtime.contract import KeyValue, MasksAndRope, StaticInputs, StopReason
 from g4conformance.runtime.inputs import pad_right
 from g4conformance.runtime.layout import StaticLayout
+from g4conformance.runtime.masks import mask_bias
 
 Reference = Mapping[str, Tensor]
 
@@ -59,8 +61,11 @@ def static_inputs_of(reference: Reference, layout: StaticLayout, facts: ModelFac
 def masks_and_rope_of(reference: Reference, layout: StaticLayout, facts: ModelFacts) -> MasksAndRope:
     """The reference's own masks and rotary tables, in the shape of the static buffers."""
     layer_types = sorted(set(facts.layer_types))
+    masks = {layer_type: padded_mask(reference, layout, layer_type) for layer_type in layer_types}
+    dtype = reference["pad_embed"].dtype
     return MasksAndRope(
-        masks={layer_type: padded_mask(reference, layout, layer_type) for layer_type in layer_types},
+        masks=masks,
+        biases={layer_type: mask_bias(mask, dtype) for layer_type, mask in masks.items()},
         rope={layer_type: padded_rope(reference, layout, layer_type) for layer_type in layer_types},
     )
 
@@ -75,10 +80,31 @@ def key_values_of(reference: Reference, facts: ModelFacts) -> dict[int, KeyValue
 
 def greedy_tokens(reference: Reference) -> list[int]:
     """The reference's most likely token after prefill and after each decode step."""
+    return [int(reference[name][0].argmax()) for name in logits_names(reference)]
+
+
+def logits_names(reference: Reference) -> list[str]:
+    """Trace names of the logits after prefill and after each decode step, in order."""
     names = ["prefill/logits"]
     while f"decode/{len(names) - 1}/logits" in reference:
         names.append(f"decode/{len(names) - 1}/logits")
-    return [int(reference[name][0].argmax()) for name in names]
+    return names
+
+
+STOP_REASONS = tuple(StopReason)  # a stop reason is traced as its index here
+
+
+def scripted_logits(reference: Reference, facts: ModelFacts) -> Tensor:
+    """Logits [n, vocab] for `select`: the reference's own rows without exact ties, and rows of our own.
+
+    Those favour each stop token, the first and the last id; one is flat but for a single id a little above the rest.
+    """
+    own = [reference[name][0] for name in logits_names(reference) if top_two_gap(reference[name]) > 0]
+    flat = torch.zeros_like(reference["prefill/logits"][0])
+    favoured = [*sorted(facts.stop_token_ids), 0, facts.vocab_size - 1]
+    peaked = [(own[0] if own else flat).clone().index_fill(0, torch.tensor(i), 31.0) for i in favoured]
+    flat[facts.vocab_size // 2] = 1e-2
+    return torch.stack([*own, *peaked, flat])
 
 
 def generation_of(

@@ -36,7 +36,7 @@ def evaluate_length(expression: str | int, names: Mapping[str, int]) -> int:
 
 def _evaluate(node: ast.expr, names: Mapping[str, int]) -> int:
     match node:
-        case ast.Constant(value=int(value)):
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
             return value
         case ast.Name(id=name) if name in names:
             return names[name]
@@ -47,13 +47,15 @@ def _evaluate(node: ast.expr, names: Mapping[str, int]) -> int:
 
 
 def fit_text(text: str, length: int, count_tokens: Callable[[str], int]) -> str:
-    """A beginning of `text`, repeated as often as needed, that has exactly `length` tokens.
+    """A beginning of `text`, repeated as often as needed, for which `count_tokens` gives exactly `length`.
 
     Raises:
-        CaseError: no beginning has that length (a tokenizer that jumps over it).
+        CaseError: no beginning does: what surrounds it is longer already, or the tokenizer jumps over the length.
     """
     whole = text
-    while count_tokens(whole) < length:
+    while (count := count_tokens(whole)) < length:
+        if not text or count_tokens(whole + text) <= count:
+            break
         whole += text
     low, high = 0, len(whole)
     while low < high:  # the shortest beginning with at least `length` tokens

@@ -35,6 +35,7 @@ class Difference:
     max_abs: float
     mean_abs: float
     base_max_abs: float
+    base_mean_abs: float
     peir: float | None
     argmax_equal: bool
     where: tuple[int, ...]
@@ -55,7 +56,7 @@ def difference(base: Tensor, target: Tensor) -> Difference:
     """
     _require_same_shape(base, target)
     if base.numel() == 0:
-        return Difference(0, 0, 0.0, 0.0, 0.0, None, True, ())
+        return Difference(0, 0, 0.0, 0.0, 0.0, 0.0, None, True, ())
     target = target.to(base.device)
     if torch.equal(base, target) and bool(torch.isfinite(base).all()):
         return _no_difference(base)
@@ -71,6 +72,7 @@ def difference(base: Tensor, target: Tensor) -> Difference:
         max_abs=float(delta.max()),
         mean_abs=float(delta.mean()),
         base_max_abs=largest,
+        base_mean_abs=float(base64.abs().mean()),
         peir=float(delta.max()) / interval if interval > 0 else None,
         argmax_equal=bool((base64.argmax(-1) == target64.argmax(-1)).all()) if base.ndim else True,
         where=tuple(int(i) for i in torch.unravel_index(torch.tensor(flat_where), base.shape)),
@@ -87,6 +89,7 @@ def _no_difference(base: Tensor) -> Difference:
         max_abs=0.0,
         mean_abs=0.0,
         base_max_abs=max(abs(low), abs(high)),
+        base_mean_abs=float(base.double().abs().mean()),
         peir=0.0 if high > low else None,
         argmax_equal=True,
         where=(0,) * base.ndim,

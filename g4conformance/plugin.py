@@ -275,9 +275,8 @@ class Judged:
         unobserved = [v for v in self.verdicts if v.status is Status.NOT_OBSERVED]
         if any(v.failed for v in self.verdicts) or (unobserved and self._is_shipped()):
             pytest.fail(failure_text(self.verdicts, self.of_case, self._repeat()), pytrace=False)
-        told = [v for v in self.verdicts if v.status in (Status.NOT_APPLICABLE, Status.NOT_OBSERVED)]
-        if told:
-            pytest.skip(told[0].where)
+        if all(v.status in (Status.NOT_APPLICABLE, Status.NOT_OBSERVED) for v in self.verdicts):
+            pytest.skip(self.verdicts[0].where)
 
     def _is_shipped(self) -> bool:
         from g4conformance.runtime.static import StaticGemma4Runtime
@@ -309,8 +308,10 @@ class VerdictCollector:
         self.config = config
         self.verdicts: list[Verdict] = []
         self.setting: dict[str, Any] = {}
+        self.failed = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed += report.failed
         if report.when != "call":
             return
         from g4conformance.judging.verdict import Verdict
@@ -329,4 +330,4 @@ class VerdictCollector:
             write_report(Path(report), self.verdicts, self.setting)
         terminalreporter.section("g4conformance")
         colour = bool(terminalreporter._tw.hasmarkup)
-        terminalreporter.write(summary_text(self.verdicts, self.setting, colour))
+        terminalreporter.write(summary_text(self.verdicts, self.setting, self.failed, colour))

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from g4conformance.cases import IMAGE_MARK, Case
+from g4conformance.cases import FILL_MARK, IMAGE_MARK, Case
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.errors import CaseError
 from g4conformance.lengths import evaluate_length, fit_text
@@ -100,15 +100,25 @@ def _request(case: Case, checkpoint: Checkpoint, max_seq: int) -> Request:
 
 def _render(case: Case, checkpoint: Checkpoint, max_seq: int) -> str:
     processor = checkpoint.processor
-    if case.prompt is None:
-        return str(processor.apply_chat_template(_conversation(case), add_generation_prompt=True, tokenize=False))
     bos = processor.tokenizer.bos_token or ""
-    prompt = bos + case.prompt.removeprefix(bos)
+    if case.prompt is not None:
+        prompt = bos + case.prompt.removeprefix(bos)
+    elif processor.chat_template is not None:
+        return str(processor.apply_chat_template(_conversation(case), add_generation_prompt=True, tokenize=False))
+    else:  # a base checkpoint: what was said, without the turns
+        prompt = bos + "\n".join(message["content"] for message in case.messages)
     if case.length is not None:
-        length = evaluate_length(case.length, {"W": checkpoint.facts.sliding_window, "max_seq": max_seq})
-        fitted = fit_text(case.prompt, length, lambda text: len(processor.tokenizer(bos + text).input_ids))
-        prompt = bos + fitted
+        prompt = prompt.replace(FILL_MARK, _fill(case, prompt, checkpoint, max_seq))
     return prompt.replace(IMAGE_MARK, processor.image_token)
+
+
+def _fill(case: Case, prompt: str, checkpoint: Checkpoint, max_seq: int) -> str:
+    """The beginning of the case's fill with which the prompt has the case's length."""
+    length = evaluate_length(str(case.length), {"W": checkpoint.facts.sliding_window, "max_seq": max_seq})
+    if length > max_seq:
+        raise CaseError(f"a length of at most max_seq={max_seq} in case {case.name!r}", str(length), "Raise --max-seq.")
+    tokenizer = checkpoint.processor.tokenizer
+    return fit_text(case.fill, length, lambda text: len(tokenizer(prompt.replace(FILL_MARK, text)).input_ids))
 
 
 def _conversation(case: Case) -> list[dict[str, Any]]:

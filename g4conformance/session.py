@@ -14,7 +14,7 @@ import transformers
 from g4conformance.cases import Case, load_cases, own_case, select_cases
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
 from g4conformance.checkpoints.files import checkpoint_folder, parameter_bytes
-from g4conformance.errors import ConformanceError
+from g4conformance.errors import CaseError, ConformanceError
 from g4conformance.fixtures import bundled_checkpoint, fixtures_folder
 from g4conformance.judging.judge import Bench, judge
 from g4conformance.judging.observe import observe
@@ -55,6 +55,8 @@ class RunOptions:
             CaseError: unreadable cases file, or unknown case.
         """
         if self.prompt is not None or self.images:
+            if self.case_names or self.cases_file:
+                raise CaseError("either --prompt and --image, or --case and --cases", "both", "Leave one out.")
             return (own_case(self.prompt or "", self.images),)
         return select_cases(self.all_cases(), self.case_names)
 

@@ -75,10 +75,12 @@ def _provenance(metadata: Mapping[str, str], path: Path) -> Provenance:
     try:
         known = json.loads(metadata["provenance"])
         version = known["format_version"]
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, TypeError):
         raise CaseError("a trace with provenance", f"none in {path}", "Record the trace again.") from None
     if version != FORMAT_VERSION:
         raise CaseError(f"trace format {FORMAT_VERSION}", f"format {version} in {path}", "Record the trace again.")
+    if missing := sorted({field.name for field in fields(Provenance)} - known.keys()):
+        raise CaseError("a trace with whole provenance", f"no {missing[0]} in {path}", "Record the trace again.")
     return Provenance(**{field.name: known[field.name] for field in fields(Provenance)})
 
 

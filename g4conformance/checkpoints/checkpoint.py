@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from g4conformance.checkpoints.facts import ModelFacts, model_facts
 from g4conformance.checkpoints.files import DTYPES, checkpoint_digest, checkpoint_folder, require_supported
-from g4conformance.errors import CaseError, CheckpointError
+from g4conformance.errors import CaseError, CheckpointError, ConformanceError
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
             an unsupported kind (mixture of experts), or holds values that are not finite.
     """
     options = options or LoadOptions()
+    _require_device(options.device)
     folder = checkpoint_folder(str(name))
     require_supported(folder)
     with _quiet_transformers():
@@ -93,14 +95,6 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
         processor = _load_processor(folder, options)
     facts = model_facts(model.config, model.generation_config, processor)
     return Checkpoint(model, processor, facts, checkpoint_digest(folder), options, str(name))
-
-
-def adopt_model(model: Gemma4ForConditionalGeneration, processor: Any, digest: str, options: LoadOptions) -> Checkpoint:
-    """A `Checkpoint` around a model that was built in memory, moved to `options`' dtype, device and attention."""
-    model = model.to(dtype=DTYPES[options.dtype], device=options.device).eval().requires_grad_(False)
-    model.set_attn_implementation(options.attn_implementation)
-    return Checkpoint(model, processor, model_facts(model.config, model.generation_config, processor), digest, options,
-                      f"in memory ({digest})")  # fmt: skip
 
 
 def _load_model(folder: Path, options: LoadOptions) -> Gemma4ForConditionalGeneration:
@@ -113,7 +107,7 @@ def _load_model(folder: Path, options: LoadOptions) -> Gemma4ForConditionalGener
             output_loading_info=True,
             local_files_only=True,
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # transformers raises whatever a damaged config or file makes it stumble over
         raise CheckpointError(
             f"weights that fit {folder / 'config.json'}", _first_line(error), "Download or save the checkpoint again."
         ) from None
@@ -121,6 +115,15 @@ def _load_model(folder: Path, options: LoadOptions) -> Gemma4ForConditionalGener
     model = model.to(options.device).eval().requires_grad_(False)
     _require_finite(folder, model)
     return model
+
+
+def _require_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConformanceError(
+            f"a device that torch can use here, not {name!r}", _first_line(error), "Check --device."
+        ) from None
 
 
 def _require_complete(folder: Path, info: Mapping[str, Any]) -> None:
@@ -148,7 +151,7 @@ def _load_processor(folder: Path, options: LoadOptions) -> Any:
         processor.image_processor = AutoImageProcessor.from_pretrained(
             folder, backend=options.image_backend, local_files_only=True
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # as above
         raise CheckpointError(
             f"a Gemma 4 processor in {folder}", _first_line(error), "Copy the processor's and tokenizer's files there."
         ) from None
@@ -159,14 +162,15 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
-class _quiet_transformers:  # noqa: N801 - reads as a statement
-    """Silences transformers' progress bars and advice while loading; both are restored."""
-
-    def __enter__(self) -> None:
-        self.verbosity = transformers_logging.get_verbosity()
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        transformers_logging.set_verbosity(self.verbosity)
-        transformers_logging.enable_progress_bar()
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silences transformers' advice and progress bars while loading."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

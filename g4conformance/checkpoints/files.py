@@ -139,13 +139,19 @@ def _require_architecture(folder: Path, config: dict[str, Any]) -> None:
             "model_type 'gemma4' (a multimodal Gemma 4)", f"{model_type!r} in {folder}", "Choose a Gemma 4 checkpoint."
         )
     text = config.get("text_config") or {}
-    if text.get("enable_moe_block"):
+    if isinstance(text, dict) and text.get("enable_moe_block"):
         raise CheckpointError(
             "a dense Gemma 4", "a mixture of experts (enable_moe_block)", "It is not supported yet: choose a dense one."
         )
-    if text.get("use_bidirectional_attention") == "all":
+    if isinstance(text, dict) and text.get("use_bidirectional_attention") == "all":
         raise CheckpointError(
             "a causal Gemma 4", "use_bidirectional_attention='all' (an encoder)", "Choose a generative checkpoint."
+        )
+    if not isinstance(text, dict) or config.get("image_token_id") is None or text.get("pad_token_id", 0) is None:
+        raise CheckpointError(
+            f"text_config, image_token_id and pad_token_id in {folder / 'config.json'}",
+            "one of them missing",
+            "Save the checkpoint again.",
         )
     if config.get("vision_config") is None:
         raise CheckpointError("a Gemma 4 with a vision tower", "vision_config null", "Choose a multimodal checkpoint.")

@@ -33,9 +33,11 @@ def placeholders_become_padding(run: CaseRun) -> Comparison:
 
 @check("G4-INPUTS-03", stage=_STAGE, budget="exact")
 def one_beginning_of_sequence(run: CaseRun) -> Comparison:
-    """The prompt holds the beginning-of-sequence id once, and first."""
+    """The prompt holds the beginning-of-sequence id once, and first, if the tokenizer has one."""
     ids = run.observed("input_ids")[0]
-    is_bos = torch.eq(ids, -1 if run.facts.bos_token_id is None else run.facts.bos_token_id)
+    if run.facts.bos_token_id is None:
+        return holds("input_ids", torch.zeros(0, dtype=torch.bool), "")
+    is_bos = ids == torch.tensor(run.facts.bos_token_id)
     detail = f"{int(is_bos.sum())} beginning-of-sequence ids, the first id is {int(ids[0])}"
     return holds("input_ids", torch.stack([is_bos[0], is_bos.sum() == 1]), detail)
 

@@ -36,7 +36,7 @@ def mask_patterns(run: CaseRun) -> list[Comparison]:
 
 @check("G4-DECODE-04", stage=_STAGE, budget="exact")
 def mask_fill(run: CaseRun) -> list[Comparison]:
-    """What each step adds to attention scores is 0 where the mask allows, else finite and at most -10,000."""
+    """What each step adds to attention scores is 0 where the mask allows, else at most -10,000."""
     return [fill_comparison(run, prefix, kind) for prefix in run.decode_prefixes for kind in run.layer_types]
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from g4conformance.checks.compare import Comparison, compare, holds
 from g4conformance.checks.registry import check
 from g4conformance.checks.run import CaseRun, Mode
-from g4conformance.expected import generation_of
+from g4conformance.expected import STOP_REASONS, generation_of
 from g4conformance.metrics import top_two_gap
 from g4conformance.runtime.contract import StopReason
 from g4conformance.stages import Stage
 
 _STAGE = Stage.GENERATION
-STOP_REASONS = tuple(StopReason)  # a stop reason is traced as its index here
 
 
 @check("G4-GEN-01", stage=_STAGE, budget="exact", modes=(Mode.ISOLATED,))
@@ -60,16 +58,6 @@ def stop_reason(run: CaseRun) -> Comparison:
         nothing = torch.zeros(0, dtype=torch.bool)
         return compare("generation/stop_reason", nothing, nothing).explained("not compared: a near-tie came before")
     return holds("generation/stop_reason", torch.tensor([actual is reason]), f"ended by {actual}, not by {reason}")
-
-
-def scripted_logits(reference_logits: list[Tensor], stop_token_ids: frozenset[int]) -> Tensor:
-    """Logits [n, vocab] for `select`: the reference's own rows, and one row that favours each stop token."""
-    rows = [logits[0] for logits in reference_logits]
-    for token in sorted(stop_token_ids):
-        row = rows[0].clone()
-        row[token] = row.max() + 1
-        rows.append(row)
-    return torch.stack(rows)
 
 
 def _expected(run: CaseRun) -> tuple[list[int], StopReason]:

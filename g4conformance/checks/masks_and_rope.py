@@ -24,17 +24,19 @@ def mask_patterns(run: CaseRun) -> list[Comparison]:
 
 @check("G4-MASK-02", stage=_STAGE, budget="exact")
 def padding_is_hidden(run: CaseRun) -> list[Comparison]:
-    """For each layer type, no query, of padding or of the prompt, may attend a key of padding."""
+    """For each layer type, no query may attend a key of padding, but for a padding row itself."""
     found = []
     for name in (f"mask/{layer_type}" for layer_type in run.layer_types):
-        columns = run.observed(name)[:, :, run.valid_length :]
-        found.append(compare(name, torch.zeros_like(columns), columns))
+        mask = run.observed(name)
+        itself = torch.eye(mask.shape[-1], dtype=torch.bool, device=mask.device)
+        seen = (mask & ~itself)[:, :, run.valid_length :]
+        found.append(compare(name, torch.zeros_like(seen), seen))
     return found
 
 
 @check("G4-MASK-03", stage=_STAGE, budget="exact")
 def mask_fill(run: CaseRun) -> list[Comparison]:
-    """What is added to attention scores is 0 where the mask allows, else finite and at most -10,000."""
+    """What is added to attention scores is 0 where the mask allows, else at most -10,000; no row is all infinite."""
     return [fill_comparison(run, "", layer_type) for layer_type in run.layer_types]
 
 
@@ -65,7 +67,8 @@ def fill_comparison(run: CaseRun, prefix: str, layer_type: str) -> Comparison:
     """The additive mask against the boolean one of the same runtime: bool [B, Q, K], true where right."""
     name = f"{prefix}mask_bias/{layer_type}"
     bias, mask = run.observed(name)[:, 0], run.observed(f"{prefix}mask/{layer_type}")
-    right = torch.where(mask, bias == 0, torch.isfinite(bias) & (bias <= _LARGEST_FILL))
+    sees_a_key = mask.any(dim=-1, keepdim=True)
+    right = torch.where(mask, bias == 0, (bias <= _LARGEST_FILL) & (torch.isfinite(bias) | sees_a_key))
     return holds(name, right, f"masked scores get {float(bias.max()):g} to {float(bias.min()):g}")
 
 

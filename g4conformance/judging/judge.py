@@ -18,7 +18,7 @@ from g4conformance.judging.observe import Observation
 from g4conformance.judging.verdict import Measurement, Status, Verdict
 from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.noise import Noise
-from g4conformance.stages import upstream
+from g4conformance.stages import Stage, stage_of, upstream
 
 _WRONG = (Status.FAIL, Status.ERROR)
 
@@ -80,7 +80,7 @@ def _run(
 
     def near_tie(name: str) -> float:
         largest = float(reference[name].abs().max())
-        return 2 * logits_budget.limit(bench.noise, name, largest).largest
+        return 2 * logits_budget.limit(bench.noise, name, largest, largest).largest
 
     return CaseRun(
         case=case.case.name,
@@ -99,34 +99,47 @@ def _verdict(check: Check, run: CaseRun, observation: Observation, bench: Bench)
     blank = Verdict(check.id, check.stage, run.case, run.mode, Status.PASS, check.statement)
     if not applies(check, run.layout.num_visual_tokens > 0, run.facts):
         return replace(blank, status=Status.NOT_APPLICABLE, where=f"needs {check.needs}")
+    if error := _error(check, run, observation):
+        return replace(blank, status=Status.ERROR, where=f"the runtime raised {error}")
     try:
-        found = check(run)
+        comparisons = check(run)
     except NotObserved as missing:
-        error = observation.errors.get(check.stage if run.mode is Mode.ISOLATED else None)
-        if error is not None:
-            return replace(blank, status=Status.ERROR, where=f"the runtime raised {error}")
         return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {missing}")
-    return _measured(blank, found, bench.budget(check), bench.noise)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        where = f"the runtime's tensors do not have the contract's shapes ({type(error).__name__}: {error})"
+        return replace(blank, status=Status.ERROR, where=where)
+    return _measured(blank, comparisons, bench.budget(check), bench.noise)
+
+
+def _error(check: Check, run: CaseRun, observation: Observation) -> str | None:
+    """What the runtime raised in the check's stage; of its run on its own, where the stage's tensors end with that."""
+    if run.mode is Mode.ISOLATED:
+        return observation.errors.get(check.stage)
+    broke_off = check.stage is Stage.GENERATION or not any(
+        name in run.runtime for name in run.reference if stage_of(name) is check.stage
+    )
+    return observation.errors.get(None) if broke_off else None
 
 
 def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise: Noise) -> Verdict:
     if mismatch := next((c for c in found if c.difference is None), None):
         return replace(blank, status=Status.FAIL, where=mismatch.detail, would_pass=math.inf)
+    if not any(c.difference.count for c in found if c.difference):
+        detail = next((c.detail for c in found if c.detail), "this case has nothing to compare here")
+        return replace(blank, status=Status.NOT_APPLICABLE, where=detail)
     measurements = [_measurement(c, budget, noise) for c in found]
     counted = replace(
         blank,
         count=sum(c.difference.count for c in found if c.difference),
         mismatched=sum(c.difference.mismatched for c in found if c.difference),
     )
-    if not measurements:
-        return counted
     worst = max(measurements, key=lambda m: m.ratio)
     failed = worst.ratio > 1.0
     return replace(
         counted,
         status=Status.FAIL if failed else Status.PASS,
         measurement=worst,
-        would_pass=worst.ratio * budget.factor,
+        would_pass=worst.ratio * budget.factor if math.isfinite(worst.ratio) else math.inf,
         where=_where(found, measurements) if failed else "",
     )
 
@@ -134,7 +147,7 @@ def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise
 def _measurement(comparison: Comparison, budget: Budget, noise: Noise) -> Measurement:
     found = comparison.difference
     assert found is not None
-    limit = budget.limit(noise, comparison.tensor, found.base_max_abs)
+    limit = budget.limit(noise, comparison.tensor, found.base_max_abs, found.base_mean_abs)
     return Measurement(
         tensor=comparison.tensor,
         max_abs=found.max_abs,

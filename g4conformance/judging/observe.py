@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from g4conformance.checkpoints.facts import ModelFacts
-from g4conformance.checks.generation import STOP_REASONS, scripted_logits
+from g4conformance.checks.run import NotObserved
 from g4conformance.errors import ConformanceError
 from g4conformance.expected import (
+    STOP_REASONS,
     key_values_of,
     masks_and_rope_of,
     padded_reference,
+    scripted_logits,
     static_inputs_of,
 )
-from g4conformance.prompts import ResolvedCase
-from g4conformance.runtime.contract import Generation, Runtime, StaticInputs
+from g4conformance.prompts import Request, ResolvedCase
+from g4conformance.runtime.contract import Generation, MasksAndRope, Runtime, StaticInputs
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.stages import Stage, stage_of
 from g4conformance.trace import Recorder
@@ -49,33 +52,50 @@ class Observation:
 
 
 def observe(runtime: Runtime, case: ResolvedCase, reference: Mapping[str, Tensor], facts: ModelFacts) -> Observation:
-    """Runs `case` on `runtime`; never raises for what the runtime does wrong."""
+    """Runs `case` on `runtime`; whatever the runtime raises is noted, and never ends the run."""
     observation = Observation()
     with torch.no_grad():
-        _serve_before(runtime, case, observation)
-        runtime = runtime.for_layout(case.request.layout)
+        for request in case.before:
+            with _errors_of(observation, None):
+                _serve(_for_layout(runtime, request.layout), request)
+        with _errors_of(observation, Stage.BUILD_STATIC_INPUTS):
+            runtime = _for_layout(runtime, case.request.layout)
         _run_on_its_own(runtime, case, observation)
         _Isolation(runtime, case, reference, facts, observation).run()
     return observation
 
 
-def _serve_before(runtime: Runtime, case: ResolvedCase, observation: Observation) -> None:
-    for request in case.before:
-        with _errors_of(observation, None):
-            serving = runtime.for_layout(request.layout)
-            serving.generate(serving.build_static_inputs(request.prompt, request.images), max_new_tokens=2)
+def _serve(runtime: Runtime, request: Request) -> None:
+    inputs = _method(runtime, "build_static_inputs")(request.prompt, request.images)
+    _method(runtime, "generate")(inputs, 2)
 
 
 def _run_on_its_own(runtime: Runtime, case: ResolvedCase, observation: Observation) -> None:
     inputs = None
     with _recorded(runtime) as record:
         with _errors_of(observation, Stage.BUILD_STATIC_INPUTS):
-            inputs = runtime.build_static_inputs(case.request.prompt, case.request.images)
+            inputs = _method(runtime, "build_static_inputs")(case.request.prompt, case.request.images)
             _record_inputs(record, inputs)
         with _errors_of(observation, None):
             if inputs is not None:
-                _record_generation(record, runtime.generate(inputs, case.gen_steps))
+                _record_generation(record, _method(runtime, "generate")(inputs, case.gen_steps))
     observation.accumulated = record.tensors
+
+
+def _method(runtime: Runtime, name: str) -> Callable[..., Any]:
+    """The runtime's method of this name; only `prefill` is required of one.
+
+    Raises:
+        NotObserved: it has none.
+    """
+    method = getattr(runtime, name, None)
+    if method is None:
+        raise NotObserved(name)
+    return method
+
+
+def _for_layout(runtime: Runtime, layout: StaticLayout) -> Runtime:
+    return runtime.for_layout(layout) if hasattr(runtime, "for_layout") else runtime
 
 
 class _Isolation:
@@ -93,6 +113,8 @@ class _Isolation:
         self.layout: StaticLayout = case.request.layout
         self.observation = observation
         self.inputs = static_inputs_of(reference, self.layout, facts)
+        self.positional = masks_and_rope_of(reference, self.layout, facts)
+        self.positional_tensors = positional_tensors(self.positional)
 
     def run(self) -> None:
         self._reuse(Stage.BUILD_STATIC_INPUTS)
@@ -106,13 +128,15 @@ class _Isolation:
         self._call(Stage.GENERATION, self._generation)
 
     def _stage(self, stage: Stage, call: Callable[[Recorder], None], input_names: Sequence[str]) -> None:
-        if all(self._bit_equal(name) for name in input_names) and self._reuse(stage):
+        """Reuses the run on its own where that had the reference's inputs and did not break off."""
+        undisturbed = None not in self.observation.errors
+        if undisturbed and all(self._bit_equal(name) for name in input_names) and self._reuse(stage):
             return
         self._call(stage, call)
 
     def _reuse(self, stage: Stage) -> bool:
         """Takes over what the run on its own yielded for `stage`; false if that was nothing."""
-        own = {name: tensor for name, tensor in self.observation.accumulated.items() if stage_of(name) is stage}
+        own = {name: tensor for name, tensor in self.observation.accumulated.items() if _is_of(name, stage)}
         self.observation.isolated |= own
         if own:
             self.observation.same.add(stage)
@@ -121,77 +145,83 @@ class _Isolation:
     def _call(self, stage: Stage, call: Callable[[Recorder], None]) -> None:
         with _recorded(self.runtime) as record, _errors_of(self.observation, stage):
             call(record)
-        self.observation.isolated |= {n: t for n, t in record.tensors.items() if stage_of(n) is stage}
+        self.observation.isolated |= {name: t for name, t in record.tensors.items() if _is_of(name, stage)}
 
     def _bit_equal(self, name: str) -> bool:
         """Whether what the runtime made for itself equals the reference's, in the shape of the static buffers."""
         own = self.observation.accumulated.get(name)
-        if own is None:
-            return False
         expected = self._expected(name)
+        if own is None or own.shape != expected.shape or own.dtype != expected.dtype:
+            return False
         own = own.to(expected.device)
-        if name.startswith(("mask/", "rope/")):  # rows of padding are the runtime's own affair
-            own, expected = own[:, : self.inputs.valid_length], expected[:, : self.inputs.valid_length]
-        return own.dtype == expected.dtype and torch.equal(own, expected)
+        if name in self.positional_tensors:  # rows of padding are the runtime's own affair
+            own, expected = (t.narrow(-2, 0, self.inputs.valid_length) for t in (own, expected))
+        return torch.equal(own, expected)
 
     def _expected(self, name: str) -> Tensor:
-        if name.startswith(("mask/", "rope/")):
-            positional = masks_and_rope_of(self.reference, self.layout, self.facts)
-            _, layer_type, *part = name.split("/")
-            return positional.rope[layer_type][("cos", "sin").index(part[0])] if part else positional.masks[layer_type]
         if name == "llm_input_ids":
             return self.inputs.llm_input_ids
+        if name in self.positional_tensors:
+            return self.positional_tensors[name]
         return padded_reference(self.reference, self.layout, name)
 
     def _prefill_inputs(self) -> list[str]:
         embeds = "text_embeds" if self.inputs.pixel_values is None else "fused_embeds"
-        layer_types = sorted(set(self.facts.layer_types))
-        masks = [f"mask/{layer_type}" for layer_type in layer_types]
-        return [
-            "llm_input_ids", embeds, *masks, *(f"rope/{t}/{part}" for t in layer_types for part in ("cos", "sin"))
-        ]  # fmt: skip
+        return ["valid_length", "llm_input_ids", embeds, *self.positional_tensors]
 
     # --- one call a stage ---------------------------------------------------------------------------------------
 
     def _token_embedding(self, record: Recorder) -> None:
-        record("text_embeds", self.runtime.token_embedding(self.inputs.llm_input_ids))
+        record("text_embeds", _method(self.runtime, "token_embedding")(self.inputs.llm_input_ids))
 
     def _vision_prefill(self, record: Recorder) -> None:
         pixel_values, positions = self.reference["pixel_values"], self.reference["image_position_ids"]
-        record("visual_embeds", self.runtime.vision_prefill(pixel_values, positions))
+        record("visual_embeds", _method(self.runtime, "vision_prefill")(pixel_values, positions))
 
     def _mm_fusion(self, record: Recorder) -> None:
         text_embeds = padded_reference(self.reference, self.layout, "text_embeds")
-        record("fused_embeds", self.runtime.mm_fusion(text_embeds, self.reference["visual_embeds"]))
+        record("fused_embeds", _method(self.runtime, "mm_fusion")(text_embeds, self.reference["visual_embeds"]))
 
     def _masks_and_rope(self, record: Recorder) -> None:
-        positional = self.runtime.masks_and_rope(self.inputs.valid_length)
-        for layer_type, mask in positional.masks.items():
-            record(f"mask/{layer_type}", mask)
-        for layer_type, (cos, sin) in positional.rope.items():
-            record(f"rope/{layer_type}/cos", cos)
-            record(f"rope/{layer_type}/sin", sin)
+        positional = _method(self.runtime, "masks_and_rope")(self.inputs.valid_length)
+        for name, tensor in positional_tensors(positional).items():
+            record(name, tensor)
 
     def _prefill(self, record: Recorder) -> None:
         fused = padded_reference(self.reference, self.layout, "fused_embeds")
-        positional = masks_and_rope_of(self.reference, self.layout, self.facts)
-        record("prefill/logits", self.runtime.prefill(self.inputs, fused, positional))
+        record("prefill/logits", self.runtime.prefill(self.inputs, fused, self.positional))
 
     def _decode(self, record: Recorder) -> None:
         if self.case.decode_steps:
-            self.runtime.load_state(key_values_of(self.reference, self.facts), self.inputs.valid_length)
+            key_values = key_values_of(self.reference, self.facts)
+            _method(self.runtime, "load_state")(key_values, self.inputs.valid_length)
         for step in range(self.case.decode_steps):
             token = int(self.reference[f"decode/{step}/token"])
-            record(f"decode/{step}/logits", self.runtime.decode_one(token))
+            record(f"decode/{step}/logits", _method(self.runtime, "decode_one")(token))
 
     def _generation(self, record: Recorder) -> None:
-        steps = range(self.case.reference_steps)
-        names = ["prefill/logits", *(f"decode/{step}/logits" for step in steps)]
-        scripted = scripted_logits([self.reference[name] for name in names], self.facts.stop_token_ids)
-        selected = [self.runtime.select(row[None]) for row in scripted]
+        scripted = scripted_logits(self.reference, self.facts)
+        selected = [_method(self.runtime, "select")(row[None]) for row in scripted]
         record("generation/select/logits", scripted)
         record("generation/select/token_ids", torch.tensor([token for token, _ in selected]))
         record("generation/select/stops", torch.tensor([reason is not None for _, reason in selected]))
+
+
+def positional_tensors(positional: MasksAndRope) -> dict[str, Tensor]:
+    """Masks, biases and rotary tables under their trace names."""
+    tensors = {f"mask/{layer_type}": mask for layer_type, mask in positional.masks.items()}
+    tensors |= {f"mask_bias/{layer_type}": bias for layer_type, bias in positional.biases.items()}
+    for layer_type, (cos, sin) in positional.rope.items():
+        tensors |= {f"rope/{layer_type}/cos": cos, f"rope/{layer_type}/sin": sin}
+    return tensors
+
+
+def _is_of(name: str, stage: Stage) -> bool:
+    """Whether the trace name is one of the stage's; names outside the contract are no stage's and are ignored."""
+    try:
+        return stage_of(name) is stage
+    except KeyError:
+        return False
 
 
 @contextmanager
@@ -210,6 +240,8 @@ def _errors_of(observation: Observation, stage: Stage | None) -> Iterator[None]:
     """Notes what the runtime raises; the first error of a stage counts."""
     try:
         yield
+    except NotObserved:
+        pass  # what the method would have yielded is missing, and told as such
     except ConformanceError as error:
         observation.errors.setdefault(stage, str(error))
     except Exception as error:  # whatever a runtime under test raises is a finding, not the end of the run

@@ -23,7 +23,7 @@ from g4conformance.errors import UnsoundReferenceError
 from g4conformance.expected import greedy_tokens
 from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.hooks import Listener
-from g4conformance.reference.noise import Noise, NoiseMeter
+from g4conformance.reference.noise import FORMAT_VERSION, Noise, NoiseMeter
 from g4conformance.reference.record import model_inputs, record_reference
 from g4conformance.runtime.inputs import pad_right
 from g4conformance.trace import Recorder
@@ -59,12 +59,14 @@ def measure_noise(checkpoint: Checkpoint, cases: Sequence[ResolvedCase]) -> Nois
 
 
 def require_sound(noise: Noise) -> None:
-    """Rounding moves logits by far less than the square root of eps, a wrong computation by far more.
+    """Rounding moves logits by some eps, a wrong computation by far more.
+
+    Two sound ways were measured to differ by up to 15 eps in float32 and 8 eps in bfloat16 on random weights.
 
     Raises:
         UnsoundReferenceError: the PEIR of logits between two ways is above that.
     """
-    limit = math.sqrt(noise.eps)
+    limit = min(256 * noise.eps, math.sqrt(noise.eps))
     for way, found in noise.worst_peir.items():
         if not found <= limit:
             raise UnsoundReferenceError(
@@ -168,6 +170,7 @@ def _setting(checkpoint: Checkpoint, cases: Sequence[ResolvedCase]) -> str:
     """A file name that says all that the noise depends on."""
     options = checkpoint.options
     parts = [
+        str(FORMAT_VERSION),
         checkpoint.digest,
         *(f"{case.digest}:{case.reference_steps}:{case.request.layout.max_seq}" for case in cases),
         torch.__version__,

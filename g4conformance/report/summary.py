@@ -16,12 +16,17 @@ from g4conformance.stages import Stage
 _WIDTH = 140
 
 
-def summary_text(verdicts: Sequence[Verdict], setting: Mapping[str, Any], colour: bool = False) -> str:
-    """The whole summary as text of at most 140 columns."""
+def summary_text(
+    verdicts: Sequence[Verdict], setting: Mapping[str, Any], failed_tests: int, colour: bool = False
+) -> str:
+    """The whole summary as text of at most 140 columns.
+
+    `failed_tests` counts all that went wrong in the run: a test can fail without a verdict that says why.
+    """
     console = Console(file=io.StringIO(), width=_WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
     console.print(_header(setting))
     console.print(_table(verdicts))
-    for line in _closing_lines(verdicts):
+    for line in _closing_lines(verdicts, failed_tests):
         console.print(line)
     file = console.file
     assert isinstance(file, io.StringIO)
@@ -95,7 +100,7 @@ def _styled(word: str) -> str:
     return f"[{style}]{word}[/]" if style else word
 
 
-def _closing_lines(verdicts: Sequence[Verdict]) -> list[str]:
+def _closing_lines(verdicts: Sequence[Verdict], failed_tests: int) -> list[str]:
     judged = [v for v in verdicts if v.status not in (Status.NOT_APPLICABLE, Status.NOT_OBSERVED)]
     checks, cases = {v.check for v in judged}, {v.case for v in judged}
     lines = [
@@ -107,6 +112,8 @@ def _closing_lines(verdicts: Sequence[Verdict]) -> list[str]:
         order = list(Stage)
         first = min(wrong, key=lambda v: order.index(v.stage))
         lines.append(f"[bold red]does not conform[/]: wrong first at {first.stage} ({first.check}, case {first.case})")
+    elif failed_tests:
+        lines.append(f"[bold red]incomplete[/]: {failed_tests} tests failed for another reason than a wrong value")
     elif judged:
         lines.append("[green]conforms[/]")
     return lines

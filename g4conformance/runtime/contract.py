@@ -65,10 +65,12 @@ class MasksAndRope:
 
     Attributes:
         masks: bool [B, Q, K], true = may attend.
+        biases: the masks as they are added to attention scores, [B, 1, Q, K] in the model's dtype.
         rope: (cos, sin), each [B, Q, head_dim].
     """
 
     masks: Mapping[str, Tensor]
+    biases: Mapping[str, Tensor]
     rope: Mapping[str, tuple[Tensor, Tensor]]
 
 
@@ -83,7 +85,8 @@ class Generation:
 class Runtime(Protocol):
     """A Gemma 4 runtime under test. Only `prefill` is required; what is missing is reported as not observed.
 
-    `prefill` and `load_state` begin a new request; nothing of an earlier one may show afterwards.
+    `prefill` and `load_state` begin a new request: cache rows beyond its own are zero, and nothing of an earlier
+    request may show afterwards.
     """
 
     on_tensor: OnTensor | None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from g4conformance.errors import LayoutError
 from g4conformance.runtime.contract import StaticInputs
-from g4conformance.runtime.layout import StaticLayout
+from g4conformance.runtime.layout import StaticLayout, require_right_padding
 
 
 def normalize_valid_token_mask(
@@ -40,12 +40,7 @@ def validate_padding_layout(valid: Tensor, padding_side: str = "right") -> Tenso
     Raises:
         LayoutError: another `padding_side`, an empty row, or a valid id after padding.
     """
-    if padding_side != "right":
-        raise LayoutError(
-            "padding_side='right'",
-            f"currently supports right padding only, got {padding_side!r}",
-            "Pad prompts on the right.",
-        )
+    require_right_padding(padding_side)
     lengths = valid.sum(dim=-1)
     expected = torch.arange(valid.shape[-1], device=valid.device) < lengths[:, None]
     if not bool((lengths > 0).all()):
@@ -88,6 +83,14 @@ def patch_grid(image_position_ids: Tensor) -> tuple[int, int]:
     """(columns, rows) of the patches in ids [1, N, 2], whose padding patches hold -1."""
     columns, rows = (image_position_ids[0].amax(dim=0) + 1).tolist()
     return columns, rows
+
+
+def grid_position_ids(grid: tuple[int, int], patches: int) -> Tensor:
+    """(x, y) of each patch of a grid of (columns, rows), row by row, then -1 up to `patches`: int64 [1, patches, 2]."""
+    columns, rows = grid
+    ys, xs = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    positions = torch.stack([xs, ys], dim=-1).reshape(1, rows * columns, 2)
+    return torch.nn.functional.pad(positions, (0, 0, 0, patches - rows * columns), value=-1)
 
 
 def derive_layout(

@@ -7,6 +7,16 @@ from dataclasses import dataclass
 from g4conformance.errors import LayoutError
 
 
+def require_right_padding(padding_side: str) -> None:
+    """Raises LayoutError for any other side."""
+    if padding_side != "right":
+        raise LayoutError(
+            "padding_side='right'",
+            f"another: currently supports right padding only, got {padding_side!r}",
+            "Pad prompts on the right.",
+        )
+
+
 @dataclass(frozen=True)
 class StaticLayout:
     """Where everything lies in the static buffers.
@@ -29,12 +39,7 @@ class StaticLayout:
     patch_grid: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.padding_side != "right":
-            raise LayoutError(
-                "padding_side='right'",
-                f"currently supports right padding only, got {self.padding_side!r}",
-                "Pad prompts on the right.",
-            )
+        require_right_padding(self.padding_side)
         if self.max_seq < 1 or self.batch_size < 1:
             raise LayoutError(
                 "max_seq and batch_size of at least 1",

@@ -25,7 +25,7 @@ from g4conformance.runtime.graphs import (
     TokenEmbeddingGraph,
     softcap,
 )
-from g4conformance.runtime.inputs import patch_grid, static_inputs
+from g4conformance.runtime.inputs import grid_position_ids, patch_grid, static_inputs
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.masks import attention_mask, mask_bias
 from g4conformance.runtime.vision import StaticVisionTower
@@ -59,12 +59,12 @@ class StaticGemma4Runtime:
     """
 
     def __init__(self, checkpoint: Checkpoint, layout: StaticLayout) -> None:
-        if layout.batch_size != 1:
-            raise LayoutError("batch_size=1", f"batch_size={layout.batch_size}", "Run prompts one after the other.")
         self._build(checkpoint, own_modules(checkpoint.model), layout)
         self._runtimes = {layout: self}
 
     def _build(self, checkpoint: Checkpoint, model: Gemma4ForConditionalGeneration, layout: StaticLayout) -> None:
+        if layout.batch_size != 1:
+            raise LayoutError("batch_size=1", f"batch_size={layout.batch_size}", "Run prompts one after the other.")
         self.checkpoint, self.model, self.layout = checkpoint, model, layout
         self.on_tensor: OnTensor | None = None
         self.facts = checkpoint.facts
@@ -135,14 +135,15 @@ class StaticGemma4Runtime:
         return self._emit("text_embeds", self.embedding(llm_input_ids))
 
     def vision_prefill(self, pixel_values: Tensor, image_position_ids: Tensor) -> Tensor:
-        """[1, N, 3 * patch_size ** 2], [1, N, 2] -> [V, H]; the first image fixes the patch grid.
+        """[1, N, 3 * patch_size ** 2], [1, N, 2] -> [V, H]; the first image fixes a grid that the layout leaves open.
 
         Raises:
             LayoutError: the image has another patch grid.
         """
         if self.vision is None:
-            self._require_patch_grid(image_position_ids)
-            self.vision = StaticVisionTower(self.model.model, image_position_ids, self.checkpoint.dtype)
+            grid = self.layout.patch_grid or patch_grid(image_position_ids)
+            constants = grid_position_ids(grid, image_position_ids.shape[1]).to(image_position_ids.device)
+            self.vision = StaticVisionTower(self.model.model, constants, self.checkpoint.dtype)
         return self._emit("visual_embeds", self.vision(pixel_values, image_position_ids, self._emit))
 
     def mm_fusion(self, text_embeds: Tensor, visual_embeds: Tensor) -> Tensor:
@@ -174,17 +175,19 @@ class StaticGemma4Runtime:
         key_valid = torch.arange(self.layout.max_seq, device=query_positions.device) < key_count
         layer_types = sorted({spec.layer_type for spec in self.specs})
         like = torch.empty(0, dtype=self.checkpoint.dtype, device=query_positions.device)
+        masks = {
+            layer_type: attention_mask(
+                layer_type,
+                query_positions,
+                key_valid,
+                sliding_window=self.facts.sliding_window,
+                image_block=image_block,
+            )
+            for layer_type in layer_types
+        }
         return MasksAndRope(
-            masks={
-                layer_type: attention_mask(
-                    layer_type,
-                    query_positions,
-                    key_valid,
-                    sliding_window=self.facts.sliding_window,
-                    image_block=image_block,
-                )
-                for layer_type in layer_types
-            },
+            masks=masks,
+            biases={layer_type: mask_bias(mask, self.checkpoint.dtype) for layer_type, mask in masks.items()},
             rope={layer_type: self.rotary(like, query_positions[None], layer_type) for layer_type in layer_types},
         )
 
@@ -244,10 +247,10 @@ class StaticGemma4Runtime:
     ) -> Tensor:
         """Runs all layers over [B, Q, H] and appends `new_rows` rows of K/V, the first ones of Q, to the cache."""
         per_layer_inputs = self._per_layer_inputs(ids, hidden, names)
-        attention = self._attention_inputs(positional, hidden.dtype, names)
         for spec, graph in zip(self.specs, self.layers, strict=True):
             per_layer_input = None if per_layer_inputs is None else per_layer_inputs[:, :, spec.index]
-            hidden = self._layer(spec, graph, hidden, per_layer_input, attention[spec.layer_type], new_rows, names)
+            attention = positional.biases[spec.layer_type], *positional.rope[spec.layer_type]
+            hidden = self._layer(spec, graph, hidden, per_layer_input, attention, new_rows, names)
             self._emit(f"{names.leaving}layer/{spec.index}/hidden", hidden)
         self.past_len += new_rows
         self._emit_cache(names)
@@ -257,18 +260,6 @@ class StaticGemma4Runtime:
         if self.per_layer_inputs is None:
             return None
         return self._emit(names.entering + "per_layer_inputs", self.per_layer_inputs(llm_input_ids, embeds))
-
-    def _attention_inputs(
-        self, positional: MasksAndRope, dtype: torch.dtype, names: TraceNames
-    ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """The additive mask [B, 1, Q, max_seq] and cos, sin [B, Q, D] of each layer type."""
-        return {
-            layer_type: (
-                self._emit(f"{names.entering}mask_bias/{layer_type}", mask_bias(mask, dtype)),
-                *positional.rope[layer_type],
-            )
-            for layer_type, mask in positional.masks.items()
-        }
 
     def _layer(
         self,
@@ -316,7 +307,13 @@ class StaticGemma4Runtime:
         return token, StopReason.STOP_TOKEN if token in self.facts.stop_token_ids else None
 
     def generate(self, inputs: StaticInputs, max_new_tokens: int) -> Generation:
-        """Prefill, then greedy decoding until a stop token, `max_new_tokens`, or a full buffer."""
+        """Prefill, then greedy decoding until a stop token, `max_new_tokens`, or a full buffer.
+
+        Raises:
+            ValueError: `max_new_tokens` is below 1.
+        """
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         prompt = inputs.input_ids[0, : inputs.valid_length].tolist()
         logits, new = self.prefill(inputs), []
         while True:
@@ -340,6 +337,7 @@ class StaticGemma4Runtime:
     def _emit_positions(self, prefix: str, positional: MasksAndRope) -> MasksAndRope:
         for layer_type, mask in positional.masks.items():
             self._emit(f"{prefix}mask/{layer_type}", mask)
+            self._emit(f"{prefix}mask_bias/{layer_type}", positional.biases[layer_type])
         for layer_type, (cos, sin) in positional.rope.items():
             self._emit(f"{prefix}rope/{layer_type}/cos", cos)
             self._emit(f"{prefix}rope/{layer_type}/sin", sin)
