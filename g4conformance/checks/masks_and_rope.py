@@ -66,7 +66,11 @@ def explain_mask(found: Comparison, expected: Tensor, actual: Tensor, first_quer
 def fill_comparison(run: CaseRun, prefix: str, layer_type: str) -> Comparison:
     """The additive mask against the boolean one of the same runtime: bool [B, Q, K], true where right."""
     name = f"{prefix}mask_bias/{layer_type}"
-    bias, mask = run.observed(name)[:, 0], run.observed(f"{prefix}mask/{layer_type}")
+    mask, bias = run.observed(f"{prefix}mask/{layer_type}"), run.observed(name)
+    well_formed = compare(name, torch.zeros_like(mask[:, None], dtype=torch.float32), bias)
+    if well_formed.difference is None:
+        return well_formed
+    bias = bias[:, 0]
     sees_a_key = mask.any(dim=-1, keepdim=True)
     right = torch.where(mask, bias == 0, (bias <= _LARGEST_FILL) & (torch.isfinite(bias) | sees_a_key))
     return holds(name, right, f"masked scores get {float(bias.max()):g} to {float(bias.min()):g}")

@@ -168,7 +168,9 @@ def _image_inputs(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:
     max_seq = checkpoint.facts.default_max_seq
     for case in cases:
         if case.images:
-            yield dict(resolve(case, checkpoint, max_seq=max_seq, decode_steps=0, gen_steps=1).request.inputs)
+            yield dict(
+                resolve(case, checkpoint, max_seq=max_seq, decode_steps=0, gen_steps=1, all_cases=cases).request.inputs
+            )
 
 
 def _distinct_colours(path: Path) -> int:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import Gemma4TextConfig
 
+from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.runtime.cache import LayerSpec, SlotCache, StaticCache, allocate_cache, layer_specs
 
 pytestmark = pytest.mark.unit
@@ -112,7 +113,7 @@ def test_allocation_takes_batch_length_dtype_and_is_zero() -> None:
     assert len({tensor.data_ptr() for tensor in tensors}) == 4, "no buffer is another's"
 
 
-def test_the_bundled_checkpoint(tiny_checkpoint) -> None:
+def test_the_bundled_checkpoint(tiny_checkpoint: Checkpoint) -> None:
     facts = tiny_checkpoint.facts
     specs = layer_specs(tiny_checkpoint.text_config)
     assert tuple(spec.index for spec in specs if spec.stores_kv) == facts.storing_layers

@@ -8,19 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.checkpoints.facts import ModelFacts
 from g4conformance.expected import (
     generation_of,
     greedy_tokens,
     key_values_of,
+    logits_names,
     masks_and_rope_of,
     padded_mask,
     padded_reference,
     padded_rope,
+    scripted_logits,
     static_inputs_of,
 )
+from g4conformance.metrics import top_two_gap
 from g4conformance.runtime.contract import StopReason
 from g4conformance.runtime.layout import StaticLayout
+
+from .conftest import Recorded
 
 pytestmark = pytest.mark.unit
 
@@ -51,7 +57,7 @@ def reference() -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def facts(tiny_checkpoint) -> ModelFacts:
+def facts(tiny_checkpoint: Checkpoint) -> ModelFacts:
     return replace(
         tiny_checkpoint.facts, pad_token_id=0, stop_token_ids=frozenset(), layer_types=(F,), storing_layers=(0,)
     )
@@ -86,7 +92,7 @@ def test_the_request_that_is_expected(reference: dict[str, Tensor], facts: Model
     assert inputs.pixel_values is None
 
 
-def test_masks_and_rope_of_every_layer_type(text, tiny_checkpoint) -> None:
+def test_masks_and_rope_of_every_layer_type(text: Recorded, tiny_checkpoint: Checkpoint) -> None:
     layout = text.case.request.layout
     positional = masks_and_rope_of(text.reference, layout, tiny_checkpoint.facts)
     assert set(positional.masks) == set(positional.rope) == set(tiny_checkpoint.facts.layer_types)
@@ -106,6 +112,18 @@ def test_greedy_tokens(reference: dict[str, Tensor]) -> None:
     assert greedy_tokens(reference) == [1, 0, 1]
     del reference["decode/0/logits"]
     assert greedy_tokens(reference) == [1], "steps are followed as far as they have no gap"
+
+
+def test_scripted_logits_have_one_right_answer_each(text: Recorded) -> None:
+    """Every stop token and both ends of the vocabulary are chosen once, and no row has two largest values."""
+    tie = text.reference["decode/0/logits"].clone()
+    tie[0, tie.argmax() - 1] = tie.max()
+    reference, facts = {**text.reference, "decode/0/logits": tie}, text.bench.facts
+    scripted = scripted_logits(reference, facts)
+    assert all(top_two_gap(row) > 0 for row in scripted)
+    assert set(scripted.argmax(-1).tolist()) >= {*facts.stop_token_ids, 0, facts.vocab_size - 1}
+    is_own = [bool((scripted == reference[name]).all(dim=-1).any()) for name in logits_names(reference)]
+    assert is_own == [name != "decode/0/logits" for name in logits_names(reference)]
 
 
 @pytest.mark.parametrize(

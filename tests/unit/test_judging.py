@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -132,7 +133,7 @@ def test_a_verdict_survives_json(status: Status, text: Recorded) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "image"])
-def test_the_shipped_runtime_is_right_and_fully_observed(recorded, kind: str) -> None:
+def test_the_shipped_runtime_is_right_and_fully_observed(recorded: Callable[[str], Recorded], kind: str) -> None:
     given: Recorded = recorded(kind)
     verdicts = judge(given.case, given.reference, given.observation, given.bench)
     for verdict in verdicts:
@@ -152,7 +153,7 @@ def test_one_verdict_where_isolated_and_accumulated_are_one(image: Recorded) -> 
     assert DECODE not in image.observation.same
 
 
-@pytest.mark.parametrize("mode", [ISO, pytest.param(ACC, marks=pytest.mark.xfail(strict=True, reason="decode passes"))])
+@pytest.mark.parametrize("mode", Mode)
 def test_nothing_observed_means_nothing_passes(image: Recorded, mode: Mode) -> None:
     verdicts = judge(image.case, image.reference, Observation(), image.bench)
     passed = [

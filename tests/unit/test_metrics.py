@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def test_peir_of_a_constant_base_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("compare", [peir, difference])
-def test_shapes_must_agree_and_both_are_named(compare) -> None:
+def test_shapes_must_agree_and_both_are_named(compare: Callable[[Tensor, Tensor], object]) -> None:
     with pytest.raises(ValueError, match=r"base \(2, 2\), target \(1, 2\)"):
         compare(BASE, BASE[:1])
 

@@ -46,12 +46,16 @@ def length_of(case: ResolvedCase) -> int:
         ("fills-while-decoding", lambda window, max_seq: max_seq - 2),
     ],
 )
-def test_lengths_hold_exactly(tiny_checkpoint, resolved, name: str, length: Callable[[int, int], int]) -> None:
+def test_lengths_hold_exactly(
+    tiny_checkpoint: Checkpoint, resolved: Callable[[str], ResolvedCase], name: str, length: Callable[[int, int], int]
+) -> None:
     facts = tiny_checkpoint.facts
     assert length_of(resolved(name)) == length(facts.sliding_window, facts.default_max_seq)
 
 
-def test_every_bundled_case_fits_its_layout(tiny_checkpoint, bundled_cases, resolved) -> None:
+def test_every_bundled_case_fits_its_layout(
+    tiny_checkpoint: Checkpoint, bundled_cases: tuple[Case, ...], resolved: Callable[[str], ResolvedCase]
+) -> None:
     image_id = tiny_checkpoint.facts.image_token_id
     for case in bundled_cases:
         request = resolved(case.name).request
@@ -62,12 +66,14 @@ def test_every_bundled_case_fits_its_layout(tiny_checkpoint, bundled_cases, reso
         assert (request.layout.patch_grid is not None) == bool(case.images)
 
 
-def test_bundled_images_have_different_grids(bundled_cases, resolved) -> None:
+def test_bundled_images_have_different_grids(
+    bundled_cases: tuple[Case, ...], resolved: Callable[[str], ResolvedCase]
+) -> None:
     grids = {resolved(case.name).request.layout.patch_grid for case in bundled_cases if case.images}
     assert len(grids) >= 3
 
 
-def test_the_beginning_of_sequence_comes_once(resolve_own: Resolve, tiny_checkpoint) -> None:
+def test_the_beginning_of_sequence_comes_once(resolve_own: Resolve, tiny_checkpoint: Checkpoint) -> None:
     bos = tiny_checkpoint.processor.tokenizer.bos_token
     plain = resolve_own(Case("a", "x", prompt="Hello"))
     marked = resolve_own(Case("a", "x", prompt=bos + "Hello"))
@@ -75,14 +81,14 @@ def test_the_beginning_of_sequence_comes_once(resolve_own: Resolve, tiny_checkpo
     assert plain.request.inputs["input_ids"][0].tolist().count(tiny_checkpoint.facts.bos_token_id) == 1
 
 
-def test_messages_are_rendered_with_the_chat_template(resolve_own: Resolve, tiny_checkpoint) -> None:
+def test_messages_are_rendered_with_the_chat_template(resolve_own: Resolve, tiny_checkpoint: Checkpoint) -> None:
     messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"})
     rendered = resolve_own(Case("a", "x", messages=messages)).request.prompt
     assert rendered.startswith(tiny_checkpoint.processor.tokenizer.bos_token)
     assert rendered.index("Be brief.") < rendered.index("Hello") < rendered.rindex("model")
 
 
-def test_steps_end_where_the_buffer_ends(resolved) -> None:
+def test_steps_end_where_the_buffer_ends(resolved: Callable[[str], ResolvedCase]) -> None:
     assert (resolved("fills-max-seq").decode_steps, resolved("fills-max-seq").reference_steps) == (0, 0)
     assert (resolved("fills-while-decoding").decode_steps, resolved("fills-while-decoding").reference_steps) == (2, 2)
 
@@ -93,7 +99,7 @@ def test_steps_end_where_the_buffer_ends(resolved) -> None:
 def test_the_reference_runs_as_long_as_the_longer_need(
     resolve_own: Resolve, decode_steps: int, gen_steps: int, reference_steps: int
 ) -> None:
-    case = Case("a", "x", prompt="One: A red circle.", length="max_seq - 130")
+    case = Case("a", "x", prompt="{fill}", fill="One: A red circle.", length="max_seq - 130")
     assert resolve_own(case, decode_steps=decode_steps, gen_steps=gen_steps).reference_steps == reference_steps
 
 
@@ -102,7 +108,9 @@ def test_a_cases_own_steps_win(resolve_own: Resolve) -> None:
     assert (case.decode_steps, case.gen_steps) == (1, 2)
 
 
-def test_an_interrupted_case_serves_itself_and_the_others_first(resolved, resolve_own: Resolve) -> None:
+def test_an_interrupted_case_serves_itself_and_the_others_first(
+    resolved: Callable[[str], ResolvedCase], resolve_own: Resolve
+) -> None:
     case = resolved("a-b-a")
     assert [request.prompt for request in case.before] == [case.request.prompt, resolved("window-twice").request.prompt]
     with told(CaseError, expected="a known case to interrupt 'a'", found="'b'", remedy="Mend interrupted_by"):
@@ -114,7 +122,7 @@ def test_a_prompt_that_does_not_fit_is_refused(resolve_own: Resolve) -> None:
         resolve_own(Case("a", "x", prompt="One two three four five six"), max_seq=4)
 
 
-def test_digests_tell_requests_apart(resolved, image_case) -> None:
+def test_digests_tell_requests_apart(resolved: Callable[[str], ResolvedCase], image_case: ResolvedCase) -> None:
     digests = {resolved(name).digest for name in ("window", "window+1", "image-middle", "image-first")}
     assert len(digests) == 4
     other_picture = replace(image_case.case, images=("images/small.png",))

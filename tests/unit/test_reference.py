@@ -7,13 +7,16 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
+from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.errors import UnsoundReferenceError
 from g4conformance.expected import greedy_tokens
+from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.hooks import absolute_mask
 from g4conformance.reference.record import model_inputs, record_reference
 from g4conformance.reference.selfcheck import split_pass
 
 from .asserting import told
+from .conftest import Recorded
 
 pytestmark = pytest.mark.unit
 
@@ -88,14 +91,14 @@ def test_a_padded_pass_is_cut_to_its_prefill(one_pass: dict[str, torch.Tensor]) 
 # --- recording ------------------------------------------------------------------------------------------------------
 
 
-def test_pixels_enter_in_the_models_dtype_and_nothing_foreign_enters(image_case) -> None:
+def test_pixels_enter_in_the_models_dtype_and_nothing_foreign_enters(image_case: ResolvedCase) -> None:
     given = model_inputs({**image_case.request.inputs, "surplus": 1}, torch.bfloat16)
     assert given["pixel_values"].dtype == torch.bfloat16
     assert given["input_ids"] is image_case.request.inputs["input_ids"]
     assert "surplus" not in given
 
 
-def test_a_recording_has_every_step_and_ends_there(text) -> None:
+def test_a_recording_has_every_step_and_ends_there(text: Recorded) -> None:
     steps = text.case.reference_steps
     for step in range(steps):
         assert int(text.reference[f"decode/{step}/token"]) == greedy_tokens(text.reference)[step]
@@ -104,19 +107,19 @@ def test_a_recording_has_every_step_and_ends_there(text) -> None:
     assert not [name for name in text.reference if name.startswith(f"decode/{steps}/")]
 
 
-def test_keys_are_recorded_beyond_the_sliding_window(tiny_checkpoint, text) -> None:
+def test_keys_are_recorded_beyond_the_sliding_window(tiny_checkpoint: Checkpoint, text: Recorded) -> None:
     length = int(text.reference["valid_length"])
     assert length > tiny_checkpoint.facts.sliding_window
     for layer in tiny_checkpoint.facts.storing_layers:
         assert text.reference[f"prefill/layer/{layer}/key"].shape[2] == length
 
 
-def test_hooks_do_not_stay(tiny_checkpoint, text) -> None:
+def test_hooks_do_not_stay(tiny_checkpoint: Checkpoint, text: Recorded) -> None:
     assert len(text.reference) > 0
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in tiny_checkpoint.model.modules())
 
 
-def test_other_tokens_may_be_fed(tiny_checkpoint, text_case) -> None:
+def test_other_tokens_may_be_fed(tiny_checkpoint: Checkpoint, text_case: ResolvedCase) -> None:
     trace = record_reference(tiny_checkpoint, text_case.request.inputs, steps=2, tokens=[7, 9])
     assert [int(trace[f"decode/{step}/token"]) for step in range(2)] == [7, 9]
 
@@ -124,7 +127,7 @@ def test_other_tokens_may_be_fed(tiny_checkpoint, text_case) -> None:
 @pytest.mark.parametrize(("healthy_passes", "where"), [(0, "prefill"), (2, "decode step 1")])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_reference_that_is_not_finite_judges_nobody(
-    tiny_checkpoint, text_case, healthy_passes: int, where: str, poison: float
+    tiny_checkpoint: Checkpoint, text_case: ResolvedCase, healthy_passes: int, where: str, poison: float
 ) -> None:
     passes = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,6 +17,7 @@ from g4conformance.reference.record import record_reference
 from g4conformance.runtime.contract import StaticInputs
 from g4conformance.runtime.graphs import softcap
 from g4conformance.runtime.layout import StaticLayout
+from g4conformance.runtime.masks import mask_bias
 from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.trace import Recorder
 
@@ -31,7 +32,7 @@ CLOSE = {"rtol": 0.0, "atol": 2e-4}  # of logits that reach 30
 
 
 @pytest.fixture(autouse=True)
-def no_grad():
+def no_grad() -> Iterator[None]:
     with torch.no_grad():
         yield
 
@@ -229,8 +230,8 @@ def test_given_masks_and_embeddings_are_used(shared_runtime: Runtime, text_case:
     own = runtime.prefill(inputs)
     positional = runtime.masks_and_rope(inputs.valid_length)
     assert torch.equal(runtime.prefill(inputs, masks_and_rope=positional), own)
-    blind = {kind: torch.eye(runtime.layout.max_seq).bool()[None] for kind in positional.masks}
-    assert not torch.equal(runtime.prefill(inputs, masks_and_rope=replace(positional, masks=blind)), own)
+    blind = {kind: mask_bias(torch.eye(runtime.layout.max_seq).bool()[None], own.dtype) for kind in positional.masks}
+    assert not torch.equal(runtime.prefill(inputs, masks_and_rope=replace(positional, biases=blind)), own)
     assert not torch.equal(runtime.prefill(inputs, runtime.token_embedding(inputs.input_ids.flip(1))), own)
 
 

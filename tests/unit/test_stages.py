@@ -6,6 +6,8 @@ import pytest
 
 from g4conformance.stages import DEPENDS_ON, Stage, stage_of, upstream
 
+from .conftest import Recorded
+
 pytestmark = pytest.mark.unit
 
 
@@ -60,7 +62,7 @@ def test_names_outside_the_contract_are_refused(name: str) -> None:
         stage_of(name)
 
 
-def test_every_recorded_tensor_belongs_to_a_stage(text, image) -> None:
+def test_every_recorded_tensor_belongs_to_a_stage(text: Recorded, image: Recorded) -> None:
     for recorded in (text, image):
         for tensors in (recorded.reference, recorded.observation.accumulated, recorded.observation.isolated):
             assert {stage_of(name) for name in tensors} <= set(Stage)

@@ -15,6 +15,7 @@ from g4conformance.errors import CaseError
 from g4conformance.trace import FORMAT_VERSION, Provenance, Recorder, Trace
 
 from .asserting import told
+from .conftest import Recorded
 
 pytestmark = pytest.mark.unit
 
@@ -48,7 +49,7 @@ def test_saving_replaces_an_older_trace(tmp_path: Path) -> None:
     assert int(Trace.load(path)["valid_length"]) == 2
 
 
-def test_a_recorded_reference_survives(text, tmp_path: Path) -> None:
+def test_a_recorded_reference_survives(text: Recorded, tmp_path: Path) -> None:
     text.reference.save(tmp_path / "a.safetensors")
     loaded = Trace.load(tmp_path / "a.safetensors")
     assert loaded.provenance == text.reference.provenance

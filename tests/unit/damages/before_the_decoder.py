@@ -256,7 +256,7 @@ def one_query_sees_nothing(t: Tensors, r: Recorded) -> None:
 
 @damage("G4-MASK-02", "first in mask/full_attention")
 def padding_sees_padding(t: Tensors, r: Recorded) -> None:
-    set_mask(t, "", FULL, lambda mask: mask.__setitem__((0, -1, -1), True))
+    set_mask(t, "", FULL, lambda mask: mask.__setitem__((0, -2, -1), True))
 
 
 @damage("G4-MASK-02", "first in mask/sliding_attention", also="G4-MASK-01")
@@ -265,8 +265,9 @@ def the_prompt_sees_padding(t: Tensors, r: Recorded) -> None:
 
 
 @damage("G4-MASK-03", "first in mask_bias/full_attention")
-def masked_scores_get_minus_infinity(t: Tensors, r: Recorded) -> None:
-    t[f"mask_bias/{FULL}"][0, 0, 0, 1] = -torch.inf
+def a_row_without_a_key_gets_minus_infinity(t: Tensors, r: Recorded) -> None:
+    t[f"mask/{FULL}"][0, -1] = False
+    t[f"mask_bias/{FULL}"][0, 0, -1] = -torch.inf
 
 
 @damage("G4-MASK-03", "masked scores get 0 to -100")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from g4conformance.budgets import budget_of
 from g4conformance.checks import CHECKS
+from g4conformance.expected import padded_reference
 from g4conformance.runtime.masks import mask_bias
 
 from ..conftest import Recorded
@@ -57,11 +58,11 @@ def nudge(tensor: Tensor, index: tuple[int, ...]) -> None:
 
 def limit_of(check: str, recorded: Recorded, name: str) -> float:
     """The greatest |difference| that the check allows in the tensor of this name."""
-    base = recorded.reference[name]
+    base = padded_reference(recorded.reference, recorded.case.request.layout, name)
     if name.startswith("vision/layer/"):  # padding patches are not compared
         base = base[(recorded.reference["image_position_ids"] != -1).any(dim=-1)]
     largest = float(base.abs().max())
-    return budget_of(CHECKS[check], recorded.bench.dtype).limit(recorded.bench.noise, name, largest).largest
+    return budget_of(CHECKS[check], recorded.bench.dtype).limit(recorded.bench.noise, name, largest, 0.0).largest
 
 
 def miss(
