@@ -1,7 +1,7 @@
-"""Measures what budgets.toml states: `python benchmarks/budget_evidence.py [--configs N]`.
+"""Measures what budgets.toml states: `python benchmarks/budget_evidence.py [--model PATH]`.
 
-For each rounding check, the worst measured / noise over the bundled cases, and over N random configs of the seeded
-family (each with its own calibration), by dtype. A factor in budgets.toml must lie above both.
+For each rounding check, the worst measured / noise of the shipped runtime over the cases, by dtype and attention
+implementation. A factor in budgets.toml must lie above all of them.
 """
 
 from __future__ import annotations

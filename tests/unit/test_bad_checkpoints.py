@@ -24,9 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from g4conformance.checkpoints import files
-from g4conformance.checkpoints.checkpoint import load_checkpoint
+from g4conformance.checkpoints.checkpoint import LoadOptions, load_checkpoint
 from g4conformance.checkpoints.files import checkpoint_digest, checkpoint_folder, require_supported
-from g4conformance.errors import CheckpointError
+from g4conformance.errors import CheckpointError, ConformanceError
 
 from .asserting import told
 
@@ -178,6 +178,21 @@ def test_a_config_that_is_not_text(copy: Path) -> None:
     (copy / "config.json").write_bytes(b"\xff\xfe\x00")
     with told(CheckpointError, expected="JSON in", found="", remedy="again"):
         load_checkpoint(copy)
+
+
+@pytest.mark.parametrize("edit", [lambda c: c.update(text_config=3), lambda c: c.pop("image_token_id")])
+def test_a_config_that_lacks_what_is_needed(copy: Path, edit: Edit) -> None:
+    edit_config(copy, edit)
+    with told(CheckpointError, expected="text_config, image_token_id and pad_token_id", found="", remedy=""):
+        load_checkpoint(copy)
+
+
+@pytest.mark.parametrize("device", ["no-such-device", "cuda:99", "meta:x"])
+def test_a_device_that_is_not_there(bundled_folder: Path, device: str) -> None:
+    with told(
+        ConformanceError, expected=f"a device that torch can use here, not {device!r}", found="", remedy="--device"
+    ):
+        load_checkpoint(bundled_folder, LoadOptions(device=device))
 
 
 # --- weights --------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from g4conformance.stages import stage_of
 
 from .conftest import DECODE_STEPS, GEN_STEPS, Recorded
 from .damages import DAMAGES, Damage
-from .damages.registry import Apply, limit_of, miss
+from .damages.registry import Apply, Tensors, limit_of, miss, set_mask
 
 pytestmark = pytest.mark.unit
 
@@ -91,6 +91,48 @@ def test_a_damage_turns_its_check_red(recorded: Record, damage: Damage) -> None:
         if verdict.measurement is not None:
             assert verdict.mismatched > 0
             assert verdict.measurement.ratio > 1
+
+
+# --- what is no mistake ---------------------------------------------------------------------------------------------
+
+
+def rows_of_padding_are_anything(tensors: Tensors, recorded: Recorded) -> None:
+    beyond = int(recorded.reference["valid_length"])
+    for name in tensors:
+        if name.startswith(("prefill/layer/", "rope/", "per_layer_inputs")):
+            axis = 2 if name.endswith(("key", "value")) else 1
+            tensors[name].movedim(axis, 0)[beyond:] = torch.nan
+
+
+def a_fill_is_minus_infinity(tensors: Tensors, recorded: Recorded) -> None:
+    """But for rows of padding, which see no key through the sliding window: their softmax would not be a number."""
+    for name in tensors:
+        if "mask_bias/" in name:
+            sees_a_key = tensors[name.replace("mask_bias/", "mask/")].any(dim=-1)
+            tensors[name][(tensors[name] < 0) & sees_a_key[:, None, :, None]] = -torch.inf
+
+
+def a_padding_row_sees_itself(tensors: Tensors, recorded: Recorded) -> None:
+    set_mask(tensors, "", "full_attention", lambda mask: mask[0, -1, -1:].fill_(True))
+
+
+def prompt_rows_come_without_padding(tensors: Tensors, recorded: Recorded) -> None:
+    for layer in range(len(recorded.bench.facts.layer_types)):
+        name = f"prefill/layer/{layer}/hidden"
+        tensors[name] = tensors[name][:, : int(recorded.reference["valid_length"])]
+
+
+@pytest.mark.parametrize(
+    "apply",
+    [
+        rows_of_padding_are_anything,
+        a_fill_is_minus_infinity,
+        a_padding_row_sees_itself,
+        prompt_rows_come_without_padding,
+    ],
+)
+def test_a_runtimes_own_affair_is_not_judged(recorded: Record, apply: Apply) -> None:
+    assert red(judged(recorded("text"), broken(recorded("text"), apply))) == set()
 
 
 # --- two sides of a budget ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor
 
 from g4conformance.errors import LayoutError
+from g4conformance.prompts import ResolvedCase
 from g4conformance.runtime.contract import StaticInputs
 from g4conformance.runtime.inputs import (
     derive_layout,
+    grid_position_ids,
     image_span,
     normalize_valid_token_mask,
     pad_right,
@@ -149,6 +152,22 @@ def positions(columns: int, rows: int, padding: int) -> Tensor:
 @pytest.mark.parametrize("padding", [0, 4])
 def test_patch_grid_is_columns_then_rows(padding: int) -> None:
     assert patch_grid(positions(6, 3, padding)) == (6, 3)
+
+
+@pytest.mark.parametrize(("grid", "patches"), [((6, 3), 18), ((3, 6), 27), ((1, 1), 9)])
+def test_the_positions_of_a_grid_run_row_by_row(grid: tuple[int, int], patches: int) -> None:
+    columns, rows = grid
+    found = grid_position_ids(grid, patches)
+    assert torch.equal(found, positions(columns, rows, patches - columns * rows))
+    assert patch_grid(found) == grid
+
+
+@pytest.mark.parametrize("name", ["image-middle", "image-wide", "image-tall"])
+def test_the_positions_of_a_grid_are_the_processors(resolved: Callable[[str], ResolvedCase], name: str) -> None:
+    request = resolved(name).request
+    theirs = request.inputs["image_position_ids"]
+    assert request.layout.patch_grid is not None
+    assert torch.equal(grid_position_ids(request.layout.patch_grid, theirs.shape[1]), theirs)
 
 
 def test_derive_layout_of_text() -> None:

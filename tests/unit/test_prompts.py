@@ -88,6 +88,28 @@ def test_messages_are_rendered_with_the_chat_template(resolve_own: Resolve, tiny
     assert rendered.index("Be brief.") < rendered.index("Hello") < rendered.rindex("model")
 
 
+def test_without_a_chat_template_the_messages_are_plain_text(
+    resolve_own: Resolve, tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_checkpoint.processor, "chat_template", None)
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"})
+    rendered = resolve_own(Case("a", "x", messages=messages)).request.prompt
+    assert rendered == tiny_checkpoint.processor.tokenizer.bos_token + "Be brief.\nHello"
+
+
+def test_what_surrounds_the_fill_counts(resolve_own: Resolve) -> None:
+    case = Case("a", "x", prompt="Before {fill} after", fill="One: A red circle.", length="W+1")
+    resolved = resolve_own(case)
+    assert resolved.request.inputs["input_ids"].shape[1] == 33
+    assert resolved.request.prompt.endswith(" after")
+
+
+def test_a_length_beyond_the_buffers_is_refused(resolve_own: Resolve) -> None:
+    case = Case("a", "x", prompt="{fill}", fill="One: A red circle.", length="max_seq+1")
+    with told(CaseError, expected="a length of at most max_seq=134 in case 'a'", found="135", remedy="Raise --max-seq"):
+        resolve_own(case)
+
+
 def test_steps_end_where_the_buffer_ends(resolved: Callable[[str], ResolvedCase]) -> None:
     assert (resolved("fills-max-seq").decode_steps, resolved("fills-max-seq").reference_steps) == (0, 0)
     assert (resolved("fills-while-decoding").decode_steps, resolved("fills-while-decoding").reference_steps) == (2, 2)

@@ -140,6 +140,12 @@ def test_it_stops_at_a_stop_token_which_it_returns(
     assert found.stop_reason is StopReason.STOP_TOKEN, "a stop token outranks the number asked for"
 
 
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_tokens_cannot_be_asked_for(shared_runtime: Runtime, text: Recorded, count: int) -> None:
+    with pytest.raises(ValueError, match=f"at least 1, got {count}"):
+        generate(shared_runtime, text.case, count)
+
+
 @pytest.mark.parametrize(("name", "new"), [("fills-max-seq", 1), ("fills-while-decoding", 3)])
 def test_it_stops_where_the_buffer_is_full(
     shared_runtime: Runtime, resolved: Callable[[str], ResolvedCase], name: str, new: int

@@ -123,6 +123,12 @@ def a_logit_is_beyond_the_softcap(t: Tensors, r: Recorded) -> None:
     t["prefill/logits"][0, 5] = -1.001 * r.bench.facts.final_logit_softcapping
 
 
+@damage("G4-PREFILL-04", "first in prefill/logits")
+def the_softcap_is_missing(t: Tensors, r: Recorded) -> None:
+    cap = r.bench.facts.final_logit_softcapping
+    t["prefill/logits"] = torch.atanh(t["prefill/logits"].double() / cap).float() * cap
+
+
 @damage("G4-PREFILL-04", "first in prefill/logits, most at (0, 5)")
 def a_logit_is_not_a_number(t: Tensors, r: Recorded) -> None:
     t["prefill/logits"][0, 5] = torch.nan
