@@ -108,6 +108,17 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Looks at the options before workers start: each of them would stumble over the same one."""
+    _check_given_options(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Looks at the options before tests are collected: each stage would stumble over the same one."""
+    _check_given_options(session.config)
+
+
+def _check_given_options(config: pytest.Config) -> None:
+    """Checks early if the run speaks of the suite at all; a run of other tests imports nothing heavy for it."""
     if any(config.getoption(name) for name in ("--model", "--case", "--cases", "--prompt", "--image", "--report")):
         _checked_early(config)
 
@@ -150,7 +161,7 @@ def _checked_early(config: pytest.Config) -> RunOptions:
     """The run's options, after everything that can be known to be wrong without loading a model has been looked at.
 
     Raises:
-        pytest.UsageError: one line, no traceback.
+        pytest.UsageError: one line, no traceback, as long as collection has not begun.
     """
     if _EARLY not in config.stash:
         config.stash[_EARLY] = _check_early(config)
@@ -175,7 +186,7 @@ def _check_early(config: pytest.Config) -> RunOptions:
         workers = int(getattr(config.option, "numprocesses", None) or 1)
         require_enough_memory(options, workers, psutil.virtual_memory().available)
     except ConformanceError as error:
-        raise pytest.UsageError(str(error)) from None
+        raise pytest.UsageError(f"g4conformance: {error}") from None
     return options
 
 
@@ -291,11 +302,10 @@ class Judged:
 
 def _stop(request: pytest.FixtureRequest, error: Exception) -> NoReturn:
     """Ends the whole run with one line: what went wrong would go wrong for every test."""
-    message = f"g4conformance: {error}"
     if hasattr(request.config, "workerinput"):
-        request.session.shouldstop = message  # xdist carries this to the controller, but not an exit
-        pytest.fail(message, pytrace=False)
-    pytest.exit(message, returncode=pytest.ExitCode.USAGE_ERROR)
+        request.session.shouldstop = f"g4conformance: {error}"  # xdist carries this to the controller, but not an exit
+        pytest.fail(f"g4conformance: {error}", pytrace=False)
+    pytest.exit(f"g4conformance: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
 
 
 # --- summary --------------------------------------------------------------------------------------------------------
