@@ -137,6 +137,12 @@ def _number(value: Any) -> int:
     return value
 
 
+def _positive(value: Any) -> int:
+    if _number(value) < 1:
+        raise ValueError("at least 1")
+    return int(value)
+
+
 def _strings(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TypeError(f"{value!r} is no list")
@@ -159,7 +165,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "images": _strings,
     "interrupted_by": _strings,
     "decode_steps": _number,
-    "gen_steps": _number,
+    "gen_steps": _positive,
 }
 
 

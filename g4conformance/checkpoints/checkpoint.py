@@ -92,7 +92,7 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     require_supported(folder)
     with _quiet_transformers():
         model = _load_model(folder, options)
-        processor = _load_processor(folder, options)
+        processor = _load_processor(folder, options, model.config.image_token_id)
     facts = model_facts(model.config, model.generation_config, processor)
     return Checkpoint(model, processor, facts, checkpoint_digest(folder), options, str(name))
 
@@ -104,6 +104,7 @@ def _load_model(folder: Path, options: LoadOptions) -> Gemma4ForConditionalGener
             dtype=DTYPES[options.dtype],
             attn_implementation=options.attn_implementation,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are named in the loading info, which is looked at
             output_loading_info=True,
             local_files_only=True,
         )
@@ -137,15 +138,22 @@ def _require_complete(folder: Path, info: Mapping[str, Any]) -> None:
 
 
 def _require_finite(folder: Path, model: nn.Module) -> None:
+    """Parameters must be finite; of buffers, open clip bounds may be infinite, but none may be NaN."""
     for name, parameter in model.named_parameters():
         low, high = parameter.aminmax()
-        if not bool(torch.isfinite(low) & torch.isfinite(high)):
-            raise CheckpointError(
-                "finite weights", f"NaN or Inf in {name} of {folder}", "Convert the checkpoint again; nothing was run."
-            )
+        _require(bool(torch.isfinite(low) & torch.isfinite(high)), name, folder)
+    for name, buffer in model.named_buffers():
+        _require(not bool(buffer.isnan().any()), name, folder)
 
 
-def _load_processor(folder: Path, options: LoadOptions) -> Any:
+def _require(finite: bool, name: str, folder: Path) -> None:
+    if not finite:
+        raise CheckpointError(
+            "finite weights", f"NaN or Inf in {name} of {folder}", "Convert the checkpoint again; nothing was run."
+        )
+
+
+def _load_processor(folder: Path, options: LoadOptions, image_token_id: int) -> Any:
     try:
         processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
         processor.image_processor = AutoImageProcessor.from_pretrained(
@@ -155,7 +163,18 @@ def _load_processor(folder: Path, options: LoadOptions) -> Any:
         raise CheckpointError(
             f"a Gemma 4 processor in {folder}", _first_line(error), "Copy the processor's and tokenizer's files there."
         ) from None
+    _require_tokenizer(folder, processor, image_token_id)
     return processor
+
+
+def _require_tokenizer(folder: Path, processor: Any, image_token_id: int) -> None:
+    """Without its file, transformers makes an empty tokenizer, to which every word is unknown."""
+    if processor.image_token_id != image_token_id:
+        raise CheckpointError(
+            f"a Gemma 4 processor in {folder} whose image placeholder has the config's id {image_token_id}",
+            f"id {processor.image_token_id}",
+            "Copy the processor's and tokenizer's files there.",
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -76,9 +76,11 @@ def _run_on_its_own(runtime: Runtime, case: ResolvedCase, observation: Observati
         with _errors_of(observation, Stage.BUILD_STATIC_INPUTS):
             inputs = _method(runtime, "build_static_inputs")(case.request.prompt, case.request.images)
             _record_inputs(record, inputs)
-        with _errors_of(observation, None):
-            if inputs is not None:
+        if inputs is not None:
+            with _errors_of(observation, None):
                 _record_generation(record, _method(runtime, "generate")(inputs, case.gen_steps))
+        elif Stage.BUILD_STATIC_INPUTS in observation.errors:
+            observation.errors.setdefault(None, observation.errors[Stage.BUILD_STATIC_INPUTS])
     observation.accumulated = record.tensors
 
 

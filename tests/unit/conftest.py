@@ -1,75 +1,68 @@
-"""What the unit tests share: the bundled checkpoint, one text and one image case of it, and their traces."""
+"""What the unit tests share: the bundled checkpoint, one text and one image case of it, and their traces.
+
+Fixtures import what they need when they run: with xdist, the controlling process loads this file and runs no test.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from g4conformance.cases import Case, load_cases
-from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_checkpoint
-from g4conformance.checkpoints.facts import ModelFacts
-from g4conformance.expected import greedy_tokens
-from g4conformance.fixtures import bundled_checkpoint, fixtures_folder
-from g4conformance.judging.judge import Bench
-from g4conformance.judging.observe import Observation, observe
-from g4conformance.prompts import ResolvedCase, resolve
-from g4conformance.reference.noise import Noise
-from g4conformance.reference.record import record_reference
-from g4conformance.runtime.static import StaticGemma4Runtime
-from g4conformance.trace import Trace
+if TYPE_CHECKING:
+    from g4conformance.cases import Case
+    from g4conformance.checkpoints.checkpoint import Checkpoint
+    from g4conformance.prompts import ResolvedCase
+    from g4conformance.runtime.static import StaticGemma4Runtime
 
-DECODE_STEPS, GEN_STEPS = 2, 3
-# A hand-made stand-in for calibration, the same for every tensor: 64 float32 eps, more than the runtime needs.
-NOISE = Noise(eps=2.0**-17, largest={}, mean={}, worst_peir={})
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A case with all that reference and shipped runtime yield for it."""
-
-    case: ResolvedCase
-    reference: Trace
-    observation: Observation
-    bench: Bench
+    from .recording import Recorded
 
 
 @pytest.fixture(scope="session")
 def bundled_folder() -> Path:
+    from g4conformance.fixtures import bundled_checkpoint
+
     return bundled_checkpoint()
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(bundled_folder: Path) -> Checkpoint:
     """The bundled checkpoint in float32; tests leave its weights as they are."""
-    return load_checkpoint(bundled_folder, LoadOptions())
+    from g4conformance.checkpoints.checkpoint import load_checkpoint
+
+    return load_checkpoint(bundled_folder)
 
 
 @pytest.fixture(scope="session")
 def bundled_cases() -> tuple[Case, ...]:
+    from g4conformance.cases import load_cases
+    from g4conformance.fixtures import fixtures_folder
+
     return load_cases(fixtures_folder() / "cases.yaml")
 
 
 @pytest.fixture(scope="session")
 def resolved(tiny_checkpoint: Checkpoint, bundled_cases: tuple[Case, ...]) -> Callable[[str], ResolvedCase]:
     """Resolves the bundled case of a name for the bundled checkpoint, once."""
-    known: dict[str, ResolvedCase] = {}
+    from g4conformance.prompts import resolve
+
+    from .recording import DECODE_STEPS, GEN_STEPS
+
     by_name = {case.name: case for case in bundled_cases}
 
+    @cache
     def resolve_case(name: str) -> ResolvedCase:
-        if name not in known:
-            known[name] = resolve(
-                by_name[name],
-                tiny_checkpoint,
-                max_seq=tiny_checkpoint.facts.default_max_seq,
-                decode_steps=DECODE_STEPS,
-                gen_steps=GEN_STEPS,
-                all_cases=bundled_cases,
-            )
-        return known[name]
+        return resolve(
+            by_name[name],
+            tiny_checkpoint,
+            max_seq=tiny_checkpoint.facts.default_max_seq,
+            decode_steps=DECODE_STEPS,
+            gen_steps=GEN_STEPS,
+            all_cases=bundled_cases,
+        )
 
     return resolve_case
 
@@ -89,53 +82,20 @@ def image_case(resolved: Callable[[str], ResolvedCase]) -> ResolvedCase:
 @pytest.fixture(scope="session")
 def shared_runtime(tiny_checkpoint: Checkpoint, text_case: ResolvedCase) -> StaticGemma4Runtime:
     """Weights and layouts are shared by all tests; each begins a request of its own."""
+    from g4conformance.runtime.static import StaticGemma4Runtime
+
     return StaticGemma4Runtime(tiny_checkpoint, text_case.request.layout)
-
-
-@contextmanager
-def with_facts(runtime: StaticGemma4Runtime, facts: ModelFacts) -> Iterator[None]:
-    """`runtime` believes these facts inside this context only."""
-    before = runtime.facts
-    runtime.facts = facts
-    try:
-        yield
-    finally:
-        runtime.facts = before
-
-
-def never_stopping(facts: ModelFacts, reference: Trace) -> ModelFacts:
-    """With a stop set of which greedy generation chooses nothing, so that every decode step is reached.
-
-    Where the bundled checkpoint stops is its training's affair.
-    """
-    chosen = set(greedy_tokens(reference))
-    stops = [token for token in range(facts.vocab_size) if token not in chosen]
-    return replace(facts, stop_token_ids=frozenset((stops[5], stops[-5])))
 
 
 @pytest.fixture(scope="session")
 def recorded(
-    tiny_checkpoint: Checkpoint,
-    shared_runtime: StaticGemma4Runtime,
-    text_case: ResolvedCase,
-    image_case: ResolvedCase,
+    shared_runtime: StaticGemma4Runtime, text_case: ResolvedCase, image_case: ResolvedCase
 ) -> Callable[[str], Recorded]:
-    """The traces of the `text` or the `image` case, recorded once and never stopping; tests copy what they break."""
+    """The traces of the `text` or the `image` case, recorded once; tests copy what they break."""
+    from .recording import record_case
+
     cases = {"text": text_case, "image": image_case}
-    known: dict[str, Recorded] = {}
-
-    def record(kind: str) -> Recorded:
-        if kind not in known:
-            case = cases[kind]
-            reference = record_reference(tiny_checkpoint, case.request.inputs, case.reference_steps, case.case.name)
-            facts = never_stopping(tiny_checkpoint.facts, reference)
-            with with_facts(shared_runtime.for_layout(case.request.layout), facts):
-                observation = observe(shared_runtime, case, reference, facts)
-            bench = Bench(facts, NOISE, tiny_checkpoint.options.dtype)
-            known[kind] = Recorded(case, reference, observation, bench)
-        return known[kind]
-
-    return record
+    return cache(lambda kind: record_case(shared_runtime, cases[kind]))
 
 
 @pytest.fixture(scope="session")

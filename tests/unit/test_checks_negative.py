@@ -22,9 +22,9 @@ from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.runtime.contract import StopReason
 from g4conformance.stages import stage_of
 
-from .conftest import DECODE_STEPS, GEN_STEPS, Recorded
 from .damages import DAMAGES, Damage
 from .damages.registry import Apply, Tensors, limit_of, miss, set_mask
+from .recording import DECODE_STEPS, GEN_STEPS, Recorded
 
 pytestmark = pytest.mark.unit
 

@@ -26,7 +26,7 @@ from g4conformance.metrics import top_two_gap
 from g4conformance.runtime.contract import StopReason
 from g4conformance.runtime.layout import StaticLayout
 
-from .conftest import Recorded
+from .recording import Recorded
 
 pytestmark = pytest.mark.unit
 

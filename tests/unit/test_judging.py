@@ -19,7 +19,7 @@ from g4conformance.judging.observe import Observation
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.stages import Stage
 
-from .conftest import Recorded
+from .recording import Recorded
 
 pytestmark = pytest.mark.unit
 

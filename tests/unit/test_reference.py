@@ -16,7 +16,7 @@ from g4conformance.reference.record import model_inputs, record_reference
 from g4conformance.reference.selfcheck import split_pass
 
 from .asserting import told
-from .conftest import Recorded
+from .recording import Recorded
 
 pytestmark = pytest.mark.unit
 

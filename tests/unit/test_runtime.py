@@ -22,7 +22,7 @@ from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.trace import Recorder
 
 from .asserting import told
-from .conftest import Recorded
+from .recording import Recorded
 
 pytestmark = pytest.mark.unit
 

@@ -16,7 +16,7 @@ from g4conformance.prompts import ResolvedCase
 from g4conformance.runtime.contract import Generation, StopReason
 from g4conformance.runtime.static import StaticGemma4Runtime
 
-from .conftest import Recorded, with_facts
+from .recording import Recorded, with_facts
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ import pytest
 
 from g4conformance.stages import DEPENDS_ON, Stage, stage_of, upstream
 
-from .conftest import Recorded
+from .recording import Recorded
 
 pytestmark = pytest.mark.unit
 

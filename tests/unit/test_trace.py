@@ -15,7 +15,7 @@ from g4conformance.errors import CaseError
 from g4conformance.trace import FORMAT_VERSION, Provenance, Recorder, Trace
 
 from .asserting import told
-from .conftest import Recorded
+from .recording import Recorded
 
 pytestmark = pytest.mark.unit
 

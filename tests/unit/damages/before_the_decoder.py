@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..conftest import Recorded
+from ..recording import Recorded
 from .registry import Tensors, damage, miss, nudge, set_mask, swap
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..conftest import DECODE_STEPS, Recorded
+from ..recording import DECODE_STEPS, Recorded
 from .before_the_decoder import FULL, SLIDING, slot, valid
 from .registry import Tensors, damage, miss, nudge, set_mask, swap
 

@@ -13,7 +13,7 @@ from g4conformance.checks import CHECKS
 from g4conformance.expected import padded_reference
 from g4conformance.runtime.masks import mask_bias
 
-from ..conftest import Recorded
+from ..recording import Recorded
 
 Tensors = dict[str, Tensor]
 Apply = Callable[[Tensors, Recorded], None]
