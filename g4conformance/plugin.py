@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from g4conformance.runtime.contract import Runtime
     from g4conformance.session import ConformanceSession, RunOptions
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # one thread a worker, set before any conftest imports torch
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 MARKERS = {
     "unit": "fast tests without a model, or with the bundled one",
     "property": "hypothesis tests against independent oracles",
@@ -98,7 +101,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}" if meaning else name)
     if hasattr(config, "workerinput"):
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: one thread a worker
         return
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "loadgroup"  # a case is recorded once: all its checks go to one worker
