@@ -63,8 +63,8 @@ def add_options(add: Any) -> None:
     add("--prompt", help="judge this prompt instead of the cases; {image} marks a picture's place")
     add("--image", action="append", default=[], metavar="FILE", help="a picture for --prompt; may be repeated")
     add("--decode-steps", type=non_negative, default=6, help="teacher-forced decode steps a case (default: 6)")
-    add("--report", metavar="FILE", help="also write the verdicts to FILE, as JSON (.json) or a page (.html)")
     add("--gen-steps", type=positive, default=8, help="new tokens to generate a case (default: 8)")
+    add("--report", metavar="FILE", help="also write the verdicts to FILE, as JSON (.json) or a page (.html)")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,7 +86,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
 
 
 def join_path_options(args: list[str]) -> list[str]:
-    """`--model PATH` as `--model=PATH`, and likewise `--cases` and `--image`, where PATH exists."""
+    """`--model PATH` as `--model=PATH`, and likewise the other options that take a path, where PATH exists."""
     joined: list[str] = []
     for arg in args:
         if joined and joined[-1] in _PATH_OPTIONS and Path(arg).expanduser().exists():

@@ -263,9 +263,11 @@ def test_no_tensor_escapes(image: Recorded, change: Callable[[Tensor], Tensor]) 
 # --- decode follows its tokens --------------------------------------------------------------------------------------
 
 
-def test_another_token_is_told_in_isolation_and_ends_accumulation(text: Recorded) -> None:
+def test_a_token_of_its_own_ends_accumulation_but_not_isolation(text: Recorded) -> None:
     def apply(tensors: dict[str, Tensor], recorded: Recorded) -> None:
         tensors["decode/1/token"] += 1
+        if "generation/token_ids" in tensors:
+            tensors["generation/token_ids"][int(recorded.reference["valid_length"]) + 1] += 1
         tensors["decode/1/logits"].fill_(torch.nan)
 
     verdicts = judged_by(text, broken(text, apply), [CHECKS["G4-DECODE-01"], CHECKS["G4-DECODE-09"]])
@@ -278,6 +280,12 @@ def test_another_token_is_told_in_isolation_and_ends_accumulation(text: Recorded
     }
     count = {(verdict.check, verdict.mode): verdict.count for verdict in verdicts}
     assert count["G4-DECODE-01", Mode.ISOLATED] == DECODE_STEPS * count["G4-DECODE-01", Mode.ACCUMULATED]
+
+
+def test_a_step_that_was_made_and_not_shown_is_not_observed(text: Recorded) -> None:
+    observation = broken(text, lambda tensors, recorded: tensors.pop("decode/1/logits"))
+    verdicts = judged_by(text, observation, [CHECKS["G4-DECODE-09"]])
+    assert {verdict.mode: verdict.status for verdict in verdicts} == dict.fromkeys(Mode, Status.NOT_OBSERVED)
 
 
 # --- generation and its stop ----------------------------------------------------------------------------------------

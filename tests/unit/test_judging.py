@@ -14,6 +14,7 @@ from g4conformance.checks import CHECKS, checks_of
 from g4conformance.checks.compare import compare, holds
 from g4conformance.checks.registry import Needs, check
 from g4conformance.checks.run import CaseRun, Mode
+from g4conformance.expected import greedy_tokens
 from g4conformance.judging.judge import blame, judge
 from g4conformance.judging.observe import Observation
 from g4conformance.judging.verdict import Status, Verdict
@@ -201,12 +202,15 @@ def case_run(recorded: Recorded, mode: Mode, runtime: dict[str, Tensor]) -> Case
 
 
 def test_accumulated_decode_is_judged_as_long_as_the_tokens_are_the_references(text: Recorded) -> None:
-    own = {name: text.reference[name] for name in ("decode/0/token", "decode/1/token")}
-    assert case_run(text, ACC, own).decode_prefixes == ["decode/0/", "decode/1/"]
-    strayed = {**own, "decode/1/token": own["decode/1/token"] + 1}
+    prompt, chosen = text.reference["input_ids"][0].tolist(), greedy_tokens(text.reference)
+
+    def generated(*new: int) -> dict[str, torch.Tensor]:
+        return {"generation/token_ids": torch.tensor([*prompt, *new])}
+
+    assert case_run(text, ACC, generated(*chosen[:3])).decode_prefixes == ["decode/0/", "decode/1/"]
+    strayed = generated(chosen[0], chosen[1] + 1, 9)
     assert case_run(text, ACC, strayed).decode_prefixes == ["decode/0/"]
-    ended = {"decode/0/token": own["decode/0/token"]}
-    assert case_run(text, ACC, ended).decode_prefixes == ["decode/0/"]
+    assert case_run(text, ACC, generated(*chosen[:2])).decode_prefixes == ["decode/0/"], "the last token is not fed"
     assert case_run(text, ISO, strayed).decode_prefixes == ["decode/0/", "decode/1/"]
 
 
