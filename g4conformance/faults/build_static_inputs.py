@@ -85,12 +85,13 @@ def text_stripped(runtime: Runtime, patch: Patch) -> None:
 def padded_on_the_left(runtime: Runtime, patch: Patch) -> None:
     """The static buffer is padded on the left, while everything later counts rows from its start."""
 
-    def rolled(inputs: StaticInputs) -> StaticInputs:
+    def on_the_left(inputs: StaticInputs) -> StaticInputs:
         padding = inputs.input_ids.shape[1] - inputs.valid_length
         names = ("input_ids", "llm_input_ids", "attention_mask")
-        return replace(inputs, **{name: getattr(inputs, name).roll(padding, dims=1) for name in names})
+        rolled: dict[str, Any] = {name: getattr(inputs, name).roll(padding, dims=1) for name in names}
+        return replace(inputs, **rolled)
 
-    change_inputs(runtime, patch, rolled)
+    change_inputs(runtime, patch, on_the_left)
 
 
 @_fault("padded-with-eos", at=At.ORCHESTRATION, check="G4-INPUTS-01", boundary=True)
@@ -122,7 +123,7 @@ def prompt_truncated(runtime: Runtime, patch: Patch) -> None:
     def cut(inputs: StaticInputs) -> StaticInputs:
         last = inputs.valid_length - 1
         pad = int(inputs.input_ids[0, -1])
-        shorter = {"attention_mask": inputs.attention_mask.clone()}
+        shorter: dict[str, Any] = {"attention_mask": inputs.attention_mask.clone()}
         shorter |= {name: getattr(inputs, name).clone() for name in ("input_ids", "llm_input_ids")}
         for name, tensor in shorter.items():
             tensor[0, last] = False if name == "attention_mask" else pad

@@ -71,9 +71,7 @@ def current_token_hidden(runtime: StaticGemma4Runtime, patch: Patch) -> None:
 @_fault("decode-window-ignored", at=At.ORCHESTRATION, check="G4-DECODE-03", case="decode-crosses-window")
 def decode_window_ignored(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Sliding layers see the whole past while decoding, although prefill masks it."""
-    change_positional(
-        runtime, patch, lambda built, _: with_masks(built, {SLIDING: built.masks[FULL]}), prefill=False
-    )
+    change_positional(runtime, patch, lambda built, _: with_masks(built, {SLIDING: built.masks[FULL]}), prefill=False)
 
 
 @_fault("decode-window-anchored", at=At.ORCHESTRATION, check="G4-DECODE-03", case="decode-crosses-window")
@@ -171,9 +169,7 @@ def per_layer_inputs_not_applied(runtime: StaticGemma4Runtime, patch: Patch) -> 
         )
 
 
-@_fault(
-    "layer-scalar-skipped-in-decode", at=At.GRAPH, check="G4-DECODE-08", source="chrishayuk/larql/pull/125"
-)
+@_fault("layer-scalar-skipped-in-decode", at=At.GRAPH, check="G4-DECODE-08", source="chrishayuk/larql/pull/125")
 def layer_scalar_not_applied(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The cached decode loop leaves out `layer_scalar`."""
 
@@ -205,9 +201,7 @@ def new_values_not_normalised(runtime: StaticGemma4Runtime, patch: Patch) -> Non
     for spec in runtime.specs:
         if spec.stores_kv:
             norm = text_model(runtime).layers[spec.index].self_attn.v_norm
-            change_graph(
-                patch, norm, "forward", lambda norm, value: value if decoding(runtime) else norm(value)
-            )
+            change_graph(patch, norm, "forward", lambda norm, value: value if decoding(runtime) else norm(value))
 
 
 @_fault("decode-softcap-missing", at=At.ORCHESTRATION, check="G4-DECODE-09", source="vllm-project/vllm/pull/52173")

@@ -107,8 +107,8 @@ def change_graph(patch: Patch, holder: Any, name: str, change: Callable[..., Any
     patch(holder, name, lambda *args, **kwargs: change(original, *args, **kwargs))
 
 
-def change_tower(runtime: StaticGemma4Runtime, patch: Patch, change: Callable[[StaticVisionTower], None]) -> None:
-    """The vision graphs are changed when they are built for a picture."""
+def change_tower(runtime: StaticGemma4Runtime, patch: Patch, change: Callable[[Any], None]) -> None:
+    """The `StaticVisionTower` is changed when it is built for a picture."""
     build = runtime._vision_tower
 
     def built(image_position_ids: Tensor) -> StaticVisionTower:
@@ -160,5 +160,7 @@ def with_masks(built: MasksAndRope, masks: Mapping[str, Tensor]) -> MasksAndRope
 def with_rope(built: MasksAndRope, change: Callable[[Tensor], Tensor], *layer_types: str) -> MasksAndRope:
     """`built` with each rotary table of these layer types changed; of all, if none is named."""
     chosen = layer_types or tuple(built.rope)
-    tables = {layer_type: tuple(change(table) for table in built.rope[layer_type]) for layer_type in chosen}
+    tables = {
+        layer_type: (change(built.rope[layer_type][0]), change(built.rope[layer_type][1])) for layer_type in chosen
+    }
     return replace(built, rope={**built.rope, **tables})

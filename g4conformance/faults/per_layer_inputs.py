@@ -58,9 +58,7 @@ def projection_not_normalised(runtime: StaticGemma4Runtime, patch: Patch) -> Non
     patch(runtime.per_layer_inputs, "per_layer_projection_norm", nn.Identity())
 
 
-@_fault(
-    "ple-indexed-wrong-axis", at=At.ORCHESTRATION, check="G4-PREFILL-03", source="vllm-project/vllm/pull/47765"
-)
+@_fault("ple-indexed-wrong-axis", at=At.ORCHESTRATION, check="G4-PREFILL-03", source="vllm-project/vllm/pull/47765")
 def indexed_along_the_sequence(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Layer i takes row i of the sequence for all rows, in place of slice i of the layers."""
 

@@ -47,9 +47,7 @@ def attention_scores_capped(runtime: StaticGemma4Runtime, patch: Patch) -> None:
         change_graph(patch, layer, "forward", lambda forward, *args, **kwargs: forward(*args, softcap=50.0, **kwargs))
 
 
-@_fault(
-    "text-v-norm-missing", at=At.GRAPH, check="G4-PREFILL-02", source="quantumaikr/quant.cpp/issues/96"
-)
+@_fault("text-v-norm-missing", at=At.GRAPH, check="G4-PREFILL-02", source="quantumaikr/quant.cpp/issues/96")
 def values_not_normalised(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The norm of values, which has no weight, is left out."""
     for layer in _storing_layers(runtime):
@@ -207,7 +205,10 @@ def hidden_through_half_precision(runtime: StaticGemma4Runtime, patch: Patch) ->
     """The hidden state passes through float16 between two layers."""
     layer = text_model(runtime).layers[5]
     change_graph(
-        patch, layer, "forward", lambda forward, hidden, *args, **kwargs: forward(hidden.half().float(), *args, **kwargs)
+        patch,
+        layer,
+        "forward",
+        lambda forward, hidden, *args, **kwargs: forward(hidden.half().float(), *args, **kwargs),
     )
 
 
@@ -303,7 +304,7 @@ def padding_written_to_the_cache(runtime: StaticGemma4Runtime, patch: Patch) -> 
     def graph_of(index: int, graph: Any, hidden: Tensor, *args: Any) -> Any:
         result = graph(hidden, *args)
         if hidden.shape[1] > 1 and isinstance(result, tuple):
-            runtime.cache.write(index, *result[1:], start=0)
+            runtime.cache.write(index, result[1], result[2], start=0)
         return result
 
     patch(runtime, "layers", [partial(graph_of, i, graph) for i, graph in enumerate(runtime.layers)])
@@ -403,7 +404,7 @@ def _storing_layers(runtime: StaticGemma4Runtime) -> list[Any]:
     return [layers[spec.index] for spec in runtime.specs if spec.stores_kv]
 
 
-def _reallocate(runtime: StaticGemma4Runtime, patch: Patch, **sizes: int) -> None:
+def _reallocate(runtime: StaticGemma4Runtime, patch: Patch, **sizes: Any) -> None:
     """Gives the runtime a cache whose buffers all have these sizes."""
     specs = [replace(spec, **sizes) for spec in runtime.specs]
     checkpoint, layout = runtime.checkpoint, runtime.layout

@@ -16,7 +16,6 @@ from g4conformance.faults.registry import At, fault
 from g4conformance.faults.subjects import Subject
 from g4conformance.runtime.contract import Runtime
 from g4conformance.runtime.static import StaticGemma4Runtime
-from g4conformance.runtime.vision import StaticVisionTower
 from g4conformance.stages import Stage
 
 _fault = partial(fault, stage=Stage.VISION_PREFILL, case="image-middle")
@@ -93,7 +92,7 @@ def one_bound_dropped(runtime: StaticGemma4Runtime, patch: Patch) -> None:
 def padding_patches_seen(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Padding patches are visible as keys in the encoder's attention."""
 
-    def unmask(tower: StaticVisionTower) -> None:
+    def unmask(tower: Any) -> None:
         for layer in tower.layers:
             layer.bias = torch.zeros_like(layer.bias)
 
@@ -109,7 +108,7 @@ def padding_patches_seen(runtime: StaticGemma4Runtime, patch: Patch) -> None:
 def rotated_across_the_whole_head(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """One rotation pairs the halves of the whole head; x and y should rotate a half of it each."""
 
-    def rewire(tower: StaticVisionTower) -> None:
+    def rewire(tower: Any) -> None:
         for layer in tower.layers:
             layer.position_ids = layer.position_ids[..., :1]  # one axis: the head is not split
             layer.cos, layer.sin = (_interleaved_axes(table) for table in (layer.cos, layer.sin))
@@ -121,7 +120,7 @@ def rotated_across_the_whole_head(runtime: StaticGemma4Runtime, patch: Patch) ->
 def rotary_axes_swapped(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The first half of the head rotates by y, the second by x."""
 
-    def swap(tower: StaticVisionTower) -> None:
+    def swap(tower: Any) -> None:
         for layer in tower.layers:
             layer.cos, layer.sin = (torch.cat(table.chunk(2, -1)[::-1], -1) for table in (layer.cos, layer.sin))
 

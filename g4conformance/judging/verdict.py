@@ -37,6 +37,8 @@ class Measurement:
     argmax_equal: bool
     allowed_max: float
     allowed_mean: float
+    gain: float
+    allowed_gain: float
     ratio: float
 
 

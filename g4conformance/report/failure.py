@@ -46,7 +46,7 @@ def describe(measurement: Measurement) -> str:
     argmax = "same" if measurement.argmax_equal else "another"
     return (
         f"worst in {measurement.tensor}: max |diff| {measurement.max_abs:.3g}, mean |diff| {measurement.mean_abs:.3g}, "
-        f"PEIR {peir}, argmax {argmax}"
+        f"gain {measurement.gain:.6g}, PEIR {peir}, argmax {argmax}"
     )
 
 
@@ -59,8 +59,8 @@ def _allowance(verdict: Verdict) -> str:
         "no budget" if verdict.would_pass in (None, math.inf) else f"{verdict.would_pass:.3g} x the reference's noise"
     )
     return (
-        f"allowed: max |diff| {measurement.allowed_max:.3g}, mean |diff| {measurement.allowed_mean:.3g}; "
-        f"would have passed with {would}"
+        f"allowed: max |diff| {measurement.allowed_max:.3g}, mean |diff| {measurement.allowed_mean:.3g}, "
+        f"gain off by {measurement.allowed_gain:.3g}; would have passed with {would}"
     )
 
 
