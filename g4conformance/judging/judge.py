@@ -15,6 +15,7 @@ from g4conformance.checks.compare import Comparison
 from g4conformance.checks.registry import Needs
 from g4conformance.checks.run import CaseRun, Mode, NotObserved
 from g4conformance.judging.observe import Observation
+from g4conformance.judging.traits import traits_of
 from g4conformance.judging.verdict import Measurement, Status, Verdict
 from g4conformance.metrics import Difference
 from g4conformance.prompts import ResolvedCase
@@ -136,7 +137,8 @@ def _error(check: Check, run: CaseRun, observation: Observation) -> str | None:
 
 def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise: Noise) -> Verdict:
     if mismatch := next((c for c in found if c.difference is None), None):
-        return replace(blank, status=Status.FAIL, where=mismatch.detail, would_pass=math.inf)
+        where, traits = mismatch.detail, traits_of(mismatch)
+        return replace(blank, status=Status.FAIL, where=where, would_pass=math.inf, traits=traits)
     if not any(c.difference.count for c in found if c.difference):
         detail = next((c.detail for c in found if c.detail), "this case has nothing to compare here")
         return replace(blank, status=Status.NOT_APPLICABLE, where=detail)
@@ -147,14 +149,15 @@ def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise
         mismatched=sum(c.difference.mismatched for c in found if c.difference),
     )
     worst = max(measurements, key=lambda m: m.ratio)
-    failed = worst.ratio > 1.0
-    return replace(
+    judged = replace(
         counted,
-        status=Status.FAIL if failed else Status.PASS,
         measurement=worst,
         would_pass=worst.ratio * budget.factor if math.isfinite(worst.ratio) else math.inf,
-        where=_where(found, measurements) if failed else "",
     )
+    beyond = [c for c, m in zip(found, measurements, strict=True) if m.ratio > 1.0]
+    if not beyond:
+        return judged
+    return replace(judged, status=Status.FAIL, where=_where(beyond), traits=traits_of(beyond[0]))
 
 
 def _measurement(comparison: Comparison, budget: Budget, noise: Noise) -> Measurement:
@@ -186,9 +189,8 @@ def _ratio(found: Difference, limit: Limit) -> float:
     return math.inf if any(map(math.isnan, ratios)) else max(ratios)
 
 
-def _where(found: Sequence[Comparison], measurements: Sequence[Measurement]) -> str:
+def _where(beyond: Sequence[Comparison]) -> str:
     """The first tensor, in the order in which the runtime makes them, that is beyond its limit."""
-    beyond = [c for c, m in zip(found, measurements, strict=True) if m.ratio > 1.0]
     first = beyond[0]
     difference = first.difference
     assert difference is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,34 +20,7 @@ from g4conformance.stages import Stage
 
 pytestmark = pytest.mark.unit
 
-PUBLIC_CATALOGUE = """
-bos-missing bos-double image-id-not-padded-in-llm-ids image-token-id-from-text-config soft-token-count-hardcoded
-resize-does-not-fill-budget resize-filter-mismatch patch-flatten-chw channel-order-bgr position-ids-row-col-swapped
-pad-position-zero stale-static-profile left-pad-positions special-tokens-as-text embed-scale-missing-or-twice
-embedding-table-repacked embed-scale-not-rounded clip-bounds-dropped clip-one-side-only vision-padding-not-masked
-pool-kernel-from-valid-count pool-raster-instead-of-2d pool-grid-transposed negative-pad-coords-sort-first
-grid-stride-from-batch-max vision-pos-table-axis-swap vision-rope-1d-pairing vision-rope-axis-swap
-vision-rope-theta-10000 vision-attn-scaled vision-v-norm-missing pixel-rescale-missing pixel-rescale-twice
-vision-fp16-pooler-overflow standardize-omitted pool-sqrt-hidden-omitted vision-scaled-by-embed-scale
-fusion-slot-shifted fusion-zero-length-slice soft-token-suffix-not-stripped media-order-vs-placeholder-order
-vision-features-dropped sliding-mask-ignored sliding-window-off-by-one window-default-wrong
-masks-swapped-by-layer-type mask-sized-for-window-cache bidirectional-on-e2b bidirectional-missing-on-large
-bidirectional-on-full-layers bidirectional-crosses-window audio-treated-as-vision-block rope-theta-not-per-layer-type
-prop-rope-full-rotary prop-rope-compact-pairing rope-interleaved-layout rope-inv-freq-zeroed rope-inv-freq-bf16
-positions-constant-offset pad-keys-not-masked mask-fill-value mask-buffer-stale padding-mask-replaces-causal
-ple-missing ple-table-scale-missing ple-rsqrt2-missing ple-projection-scale-missing ple-projection-norm-missing
-ple-indexed-wrong-axis ple-packed-layout-transposed ple-image-rows-zeroed ple-context-from-text-embeds
-ple-not-sliced-per-chunk ple-table-4bit shared-layers-recompute-kv shared-donor-wrong shared-layer-overwrites-donor
-cache-single-head-dim kv-heads-not-per-layer gqa-head-mapping layer-scalar-dropped layer-scalar-on-delta
-double-wide-mlp-ignored rmsnorm-one-plus-weight text-attn-scaled text-v-norm-missing qk-norm-missing
-attn-softcap-added gelu-exact rmsnorm-low-precision k-eq-v-projection-handling moe-path-dropped
-moe-per-expert-scale-twice final-softcap-missing final-softcap-formula logits-row-wrong cache-keeps-padding-kv
-k-cache-used-as-v ple-skipped-in-decode layer-scalar-skipped-in-decode ple-stale-in-decode shared-kv-not-extended
-shared-kv-from-own-empty-cache decode-position-off-by-one decode-position-frozen past-len-is-max-seq
-cache-delta-not-written decode-mask-excludes-current decode-window-ignored ring-cache-duplicate-slots
-evicted-index-not-position donor-read-before-commit eos-list-truncated eos-sources-replaced-not-unioned
-returned-ids-lose-image-tokens placeholder-tokens-not-suppressed
-""".split()
+PUBLIC_CATALOGUE = Path(__file__).with_name("public_catalogue.txt").read_text().split()
 
 
 def test_every_fault_of_the_public_catalogue_is_here_or_cannot_be() -> None:
@@ -129,10 +103,15 @@ def test_a_patch_holds_inside_its_context_only(name: str, value: object) -> None
 
 def test_patches_are_undone_in_reverse_order_and_after_an_exception() -> None:
     part = Part()
-    with pytest.raises(RuntimeError), Patch() as patch:
-        patch(part, "eps", 1.0)
-        patch(part, "eps", 2.0)
-        raise RuntimeError
+
+    def patch_and_raise() -> None:
+        with Patch() as patch:
+            patch(part, "eps", 1.0)
+            patch(part, "eps", 2.0)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        patch_and_raise()
     assert part.eps == 1e-6
 
 
