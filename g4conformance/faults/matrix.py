@@ -12,10 +12,11 @@ from rich.table import Table
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.faults.registry import FAULTS, Fault
 from g4conformance.faults.subjects import Subject, subject_checkpoint
-from g4conformance.faults.trial import Outcome, Trial, Workbench
+from g4conformance.faults.trial import QUICK, Outcome, Trial, Workbench
 from g4conformance.runtime.contract import Runtime
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.static import StaticGemma4Runtime
+from g4conformance.session import RunOptions
 from g4conformance.stages import Stage
 
 NAIVE = ("argmax of a short prompt", "PEIR 1 %", "cosine 0.999")
@@ -48,8 +49,9 @@ def try_on(checkpoint: Checkpoint, runtime: Runtime, faults: Iterable[Fault]) ->
             yield bench.run(fault)
 
 
-def shipped_workbench(checkpoint: Checkpoint) -> Workbench:
-    return Workbench(checkpoint, StaticGemma4Runtime(checkpoint, StaticLayout(checkpoint.facts.default_max_seq)))
+def shipped_workbench(checkpoint: Checkpoint, options: RunOptions = QUICK) -> Workbench:
+    runtime = StaticGemma4Runtime(checkpoint, StaticLayout(checkpoint.facts.default_max_seq))
+    return Workbench(checkpoint, runtime, options)
 
 
 def survivors(trials: Iterable[Trial]) -> list[Trial]:

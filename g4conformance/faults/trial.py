@@ -27,7 +27,7 @@ from g4conformance.session import ConformanceSession, RunOptions
 from g4conformance.stages import Stage, stage_of, upstream
 
 _SHORT_PROMPT = "text-only"
-_OPTIONS = RunOptions(decode_steps=3, gen_steps=4)  # a frozen position and a lost row show at the second step
+QUICK = RunOptions(decode_steps=3, gen_steps=4)  # a frozen position and a lost row show at the second step
 
 
 class Outcome(StrEnum):
@@ -82,9 +82,9 @@ class Workbench:
         ConformanceError: as `ConformanceSession`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, runtime: Runtime) -> None:
+    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, options: RunOptions = QUICK) -> None:
         self.checkpoint, self.runtime = checkpoint, runtime
-        self.session = ConformanceSession(checkpoint, runtime, _OPTIONS)
+        self.session = ConformanceSession(checkpoint, runtime, options)
         self._prepared: dict[str, Prepared] = {}
 
     def prepared(self, name: str) -> Prepared:
