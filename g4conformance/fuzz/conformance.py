@@ -38,8 +38,11 @@ class Outcome:
     raised: str = ""
 
     @property
-    def alarm(self) -> bool:
-        return bool(self.wrong or self.raised)
+    def alarm(self) -> str:
+        """What is wrong first, a check's id or the name of an exception; empty if nothing is."""
+        if self.wrong:
+            return self.wrong[0].check
+        return self.raised.strip().rpartition("\n")[2].partition(":")[0]
 
 
 def examine(example: FuzzExample, plant: Plant | None = None) -> Outcome:

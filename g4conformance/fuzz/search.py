@@ -90,14 +90,18 @@ def search(
 
 
 class _Condition:
-    """Whether an example is what a search looks for. Once the search is over, no new example is."""
+    """Whether an example is what a search looks for. Once the search is over, no new example is.
+
+    What it looks for is any alarm at first, and then smaller examples with the same one: among enough candidates there
+    is always one that is barely beyond some other budget.
+    """
 
     def __init__(self, budget: Budget, plant: Plant | None, on_step: OnStep) -> None:
         self.budget, self.plant, self.on_step = budget, plant, on_step
         self.tally = Tally()
         self.outcomes: dict[FuzzExample, Outcome] = {}
         self.deadline = time.monotonic() + 60 * budget.minutes
-        self.shrinking = False
+        self.sought = ""
 
     def __call__(self, example: FuzzExample) -> bool:
         """Hypothesis comes back to examples, to the smallest at the end, and must be told the same again."""
@@ -106,19 +110,20 @@ class _Condition:
                 return False
             self.outcomes[example] = self._examine(example)
             self.on_step(self.tally)
-        return self.outcomes[example].alarm
+        alarm = self.outcomes[example].alarm
+        return bool(alarm) and alarm == self.sought
 
     def is_over(self) -> bool:
-        enough = not self.shrinking and self.tally.tried >= self.budget.examples
+        enough = not self.sought and self.tally.tried >= self.budget.examples
         return enough or time.monotonic() >= self.deadline
 
     def _examine(self, example: FuzzExample) -> Outcome:
         outcome = examine(example, self.plant)
-        if self.shrinking:
+        if self.sought:
             self.tally.candidates += 1
             return outcome
         (self.tally.unsound if outcome.unsound else self.tally.judged)[example.dtype] += 1
         if outcome.alarm:
-            self.shrinking = True
+            self.sought = outcome.alarm
             self.deadline = time.monotonic() + self.budget.shrink_seconds
         return outcome

@@ -58,6 +58,10 @@ def test_a_planted_fault_is_wrong_in_both_cases() -> None:
     assert {("text", "G4-EMBED-01"), ("image", "G4-EMBED-01")} <= wrong
 
 
+def test_an_alarm_is_named_after_what_is_wrong_first() -> None:
+    assert judge_example(EXAMPLE, embedding_scaled).alarm == "G4-EMBED-01"
+
+
 def test_a_planted_fault_is_found_saved_and_replayed(tmp_path: Path) -> None:
     _, found = search(Budget(examples=5, shrink_seconds=0), seed=0, plant=embedding_scaled)
     assert found is not None
@@ -81,5 +85,5 @@ def test_an_unsound_reference_is_an_alarm_in_float32(unsound_reference: None) ->
 def test_what_is_raised_is_an_alarm() -> None:
     """Sharing all layers is not legal: such a spec is never drawn, but it can be written into a file."""
     outcome = examine(replace(EXAMPLE, spec=replace(EXAMPLE.spec, num_kv_shared_layers=2)))
-    assert outcome.alarm
+    assert outcome.alarm == "ValueError"
     assert "all 2 layers reuse K/V" in outcome.raised

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,9 +12,12 @@ from g4conformance.fuzz.conformance import Outcome, Plant
 from g4conformance.fuzz.example import FuzzExample
 from g4conformance.fuzz.search import Budget, Tally, search
 
+from .test_fuzz_conformance import EXAMPLE
+
 pytestmark = pytest.mark.unit
 
-CONFORMS, ALARM, UNSOUND = Outcome(), Outcome(raised="Traceback"), Outcome(unsound="NaN")
+CONFORMS, UNSOUND = Outcome(), Outcome(unsound="NaN")
+ALARM, OTHER_ALARM = Outcome(raised="ValueError: 6 layers"), Outcome(raised="TypeError: 6 layers")
 Rule = Callable[[FuzzExample], Outcome]
 
 
@@ -77,6 +81,14 @@ def test_what_is_found_is_shrunk(examined: Callable[[Rule], list[FuzzExample]]) 
     assert found.example.spec.sliding_window == 6
     assert found.example.spec.layer_types == ("full_attention",)
     assert tally.tried + tally.candidates == len(seen)
+
+
+def test_another_alarm_is_not_taken_for_a_smaller_one(examined: Callable[[Rule], list[FuzzExample]]) -> None:
+    examined(lambda example: wide_window(example) if example.spec.sliding_window > 3 else OTHER_ALARM)
+    condition = module._Condition(Budget(), None, lambda tally: None)
+    wide, narrow = (replace(EXAMPLE, spec=replace(EXAMPLE.spec, sliding_window=width)) for width in (9, 2))
+    assert condition(wide)
+    assert not condition(narrow)
 
 
 def test_without_time_to_shrink_the_first_find_is_told(examined: Callable[[Rule], list[FuzzExample]]) -> None:
