@@ -17,10 +17,11 @@ from g4conformance.fuzz.conformance import Outcome, Plant, examine
 from g4conformance.fuzz.example import FuzzExample
 from g4conformance.fuzz.strategies import fuzz_examples
 
-# A search is a row of batches, because hypothesis must be told how many examples to draw. Each batch begins with the
-# smallest example there is, and what is drawn after a budget is used up is not examined.
+# A search is a row of batches, because hypothesis must be told how many examples to draw. They are small, because in a
+# large one it varies what it has drawn: of 1,000 examples, 420 had a config of their own in batches of 100, and all in
+# batches of 3. Each begins with the smallest example, and what is drawn after a budget is used up is not examined.
 _BATCH = settings(
-    max_examples=100,
+    max_examples=3,
     phases=(Phase.generate, Phase.shrink),
     database=None,
     deadline=None,
