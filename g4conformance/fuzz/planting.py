@@ -11,7 +11,7 @@ from g4conformance.faults import FAULTS
 from g4conformance.fuzz.conformance import Plant
 
 # What planting raises where a config lacks the part that the fault is in, such as per-layer inputs or a sixth layer.
-_NO_SUCH_PART = (AttributeError, IndexError, KeyError, StopIteration, TypeError)
+_NO_SUCH_PART = (AttributeError, IndexError, KeyError, RuntimeError, TypeError)
 
 
 def planting(id: str) -> Plant:
