@@ -107,6 +107,7 @@ def add_faults_options(parser: argparse.ArgumentParser) -> None:
         help="a runtime of yours: faults at the contract's boundary are put into it",
     )
     add("--model", metavar="PATH_OR_ID", help="with --runtime: the checkpoint (default: the bundled tiny one)")
+    add("--record", metavar="FILE", help="record every fault's fingerprint over all cases instead, for the diagnosis")
     add("--report", metavar="FILE", help="also write the matrix to FILE, as JSON (.json) or Markdown (.md)")
 
 
@@ -114,7 +115,8 @@ def run_faults_command(args: argparse.Namespace) -> int:
     """Plants faults, and prints the matrix."""
     from g4conformance.faults.command import FaultOptions, run_faults
 
-    return run_faults(FaultOptions(tuple(args.fault), tuple(args.stage), args.runtime, args.model, args.report))
+    ids, stages = tuple(args.fault), tuple(args.stage)
+    return run_faults(FaultOptions(ids, stages, args.runtime, args.model, args.report, args.record))
 
 
 def told(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:

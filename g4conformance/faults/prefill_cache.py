@@ -15,6 +15,7 @@ from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.faults.subjects import Subject
 from g4conformance.runtime.cache import StaticCache, allocate_cache
+from g4conformance.runtime.contract import MasksAndRope
 from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.stages import Stage
 
@@ -132,22 +133,22 @@ def cache_not_cleared(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     patch(runtime.cache, "reset", lambda: None)
 
 
-@_fault("prefill-in-two-masks", at=At.ORCHESTRATION, check="G4-PREFILL-03", case="window-twice")
+@_fault("shared-layers-not-windowed", at=At.ORCHESTRATION, check="G4-PREFILL-03", case="window-twice")
 def sharing_layers_not_windowed(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Sliding layers that reuse K/V attend with the full layers' mask."""
-    build = runtime._decoder
+    full: list[Tensor] = []
 
-    def decoder(ids: Tensor, hidden: Tensor, positional: Any, *rest: Any) -> Tensor:
-        def layer_of(call: Any, spec: Any, graph: Any, rows: Tensor, per_layer: Any, attention: Any, *more: Any) -> Any:
-            if not spec.stores_kv and not decoding(runtime):
-                attention = (positional.biases[FULL], *attention[1:])
-            return call(spec, graph, rows, per_layer, attention, *more)
+    def decoder(call: Any, ids: Tensor, hidden: Tensor, positional: MasksAndRope, *rest: Any) -> Tensor:
+        full[:] = [positional.biases[FULL]]
+        return call(ids, hidden, positional, *rest)
 
-        with Patch() as inner:
-            change_graph(inner, runtime, "_layer", layer_of)
-            return build(ids, hidden, positional, *rest)
+    def layer_of(call: Any, spec: Any, graph: Any, hidden: Tensor, per_layer: Any, attention: Any, *rest: Any) -> Any:
+        if not spec.stores_kv and not decoding(runtime):
+            attention = (full[0], *attention[1:])
+        return call(spec, graph, hidden, per_layer, attention, *rest)
 
-    patch(runtime, "_decoder", decoder)
+    change_graph(patch, runtime, "_decoder", decoder)
+    change_graph(patch, runtime, "_layer", layer_of)
 
 
 def _reallocate(runtime: StaticGemma4Runtime, patch: Patch, **sizes: Any) -> None:
