@@ -142,13 +142,16 @@ class ProbeRequests:
         return self._inputs([*self.ids[:-1], self._other(self.ids[-1])])
 
     def longer(self) -> StaticInputs:
-        """Another request: other words, a darker picture, and more text until the decode steps fill the buffers."""
+        """Another request: other words, a darker picture, and much more text.
+
+        Once its tokens are decoded, one row is left for a runtime whose reset forgets nothing.
+        """
         ids = [i if i in self.facts.placeholder_ids else self._other(i) for i in self.ids]
         text = [i for i in ids if i not in self.facts.placeholder_ids]
-        more = self.layout.max_seq - decode_steps(self.layout, self.valid_length) - self.valid_length
+        more = self.layout.max_seq - 1 - len(self.tokens) - self.valid_length
         pixel_values = self.output.get("pixel_values")
         darker = {} if pixel_values is None else {"pixel_values": pixel_values / 2}
-        return self._inputs([*ids, *islice(cycle(text or self.tokens), more)], **darker)
+        return self._inputs([*ids, *islice(cycle(text or self.tokens), max(0, more))], **darker)
 
     def other_padding(self) -> StaticInputs:
         """Padding rows that hold the prompt's words in place of the pad id."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,31 +22,10 @@ from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.session import ConformanceSession, RunOptions
 from g4conformance.stages import Stage, upstream
 
+from . import planted_self_consistency  # noqa: F401 - registers its faults
+from .planting import FAULTS, Planted, planted
+
 pytestmark = pytest.mark.selftest
-
-Plant = Callable[[StaticGemma4Runtime], None]
-MonkeyPlant = Callable[[StaticGemma4Runtime, pytest.MonkeyPatch], None]
-
-
-@dataclass(frozen=True)
-class Planted:
-    """A mistake, the case that shows it, and the check that must see it in isolation or first."""
-
-    name: str
-    case: str
-    check: str
-    plant: MonkeyPlant
-
-
-FAULTS: list[Planted] = []
-
-
-def planted(case: str, check: str) -> Callable[[MonkeyPlant], MonkeyPlant]:
-    def register(plant: MonkeyPlant) -> MonkeyPlant:
-        FAULTS.append(Planted(plant.__name__, case, check, plant))
-        return plant
-
-    return register
 
 
 def text_model(runtime: StaticGemma4Runtime) -> Any:

@@ -92,7 +92,7 @@ def case(checkpoint: Checkpoint, name: str, prompt: str, images: list[Image.Imag
     max_seq = inputs["input_ids"].shape[1] + room
     layout = derive_layout(inputs, checkpoint.facts.image_token_id, max_seq)
     return ResolvedCase(
-        case=Case(name, "whatever hypothesis drew", prompt=prompt),
+        case=Case(name, "whatever hypothesis drew", prompt=prompt, self_consistency=True),
         request=Request(rendered, tuple(images), inputs, layout),
         digest=name,
         decode_steps=min(room, CALIBRATION_STEPS),
