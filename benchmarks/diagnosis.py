@@ -36,7 +36,7 @@ def checkpoint_of(setting: str) -> Checkpoint:
 def verdicts_with(fault: Fault, bench: Workbench) -> list[Verdict]:
     found: list[Verdict] = []
     for name in bench.session.cases:
-        prepared = bench.prepared(name)
+        prepared = bench.prepared(name, probes=True)
         found += bench.judged(prepared, bench.observed(fault, prepared))
     return found
 

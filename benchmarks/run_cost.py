@@ -1,8 +1,8 @@
-"""What a conformance run costs: `python benchmarks/run_cost.py [--model PATH]`.
+"""What a conformance run costs: `python benchmarks/run_cost.py [--model PATH] [--stages-only]`.
 
-Counts the forward passes of reference and runtime, and prints the run's time as a multiple of the same forward passes
-called bare: the reference without hooks, the runtime without anybody listening. Times are sums over all cases in one
-process; the multiple is what to look at.
+Counts the forward passes of reference and runtime, and prints the run's time as a multiple of the forward passes that
+the stages need, called bare: the reference without hooks, the runtime without anybody listening. Times are sums over
+all cases in one process; the multiple is what to look at, with the probes of self-consistency and without.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -80,15 +81,26 @@ def bare_runtime(runtime: StaticGemma4Runtime, case: ResolvedCase, reference: An
         serving.decode_one(int(reference[f"decode/{step}/token"]))
 
 
+def session_of(
+    checkpoint: Checkpoint, runtime: StaticGemma4Runtime, options: RunOptions, stages_only: bool
+) -> ConformanceSession:
+    session = ConformanceSession(checkpoint, runtime, options)
+    if stages_only:
+        for name, case in session.cases.items():
+            session.cases[name] = replace(case, case=replace(case.case, self_consistency=False))
+    return session
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--stages-only", action="store_true", help="leave the probes of self-consistency out")
     args = parser.parse_args()
     options = RunOptions(model=args.model, load=LoadOptions(dtype=args.dtype))
     checkpoint = load_checkpoint(options.checkpoint, options.load)
     layout = StaticLayout(checkpoint.facts.default_max_seq)
-    session = ConformanceSession(checkpoint, StaticGemma4Runtime(checkpoint, layout), options)
+    session = session_of(checkpoint, StaticGemma4Runtime(checkpoint, layout), options, args.stages_only)
     cases = session.cases.values()
     references = {c.case.name: record_reference(checkpoint, c.request.inputs, c.reference_steps) for c in cases}
     for case in cases:  # builds the graphs of every layout
@@ -102,7 +114,7 @@ def main() -> None:
     run = sum(timed(lambda c=case: session.verdicts(c.case.name)) for case in cases)  # type: ignore[misc]
 
     counts = count_reference(checkpoint)
-    counted = ConformanceSession(checkpoint, CountingRuntime(checkpoint, layout), options)
+    counted = session_of(checkpoint, CountingRuntime(checkpoint, layout), options, args.stages_only)
     for name in counted.cases:
         counted.verdicts(name)
     counts += CountingRuntime.counts

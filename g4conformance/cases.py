@@ -31,6 +31,7 @@ class Case:
         fill: text that takes the place of `{fill}`, repeated and cut until the prompt has `length` tokens.
         decode_steps, gen_steps: as the options of these names; None takes the run's.
         interrupted_by: cases served between a first and a second, judged, run of this one on the same runtime.
+        self_consistency: whether the runtime is also compared with itself here, which costs some more passes.
         folder: where `images` are looked for.
     """
 
@@ -44,6 +45,7 @@ class Case:
     decode_steps: int | None = None
     gen_steps: int | None = None
     interrupted_by: tuple[str, ...] = ()
+    self_consistency: bool = False
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +99,13 @@ def own_case(prompt: str, images: Sequence[str]) -> Case:
     """The case of the options `--prompt` and `--image`: pictures without a mark in the prompt come first."""
     missing = len(images) - prompt.count(IMAGE_MARK)
     paths = tuple(str(Path(image).expanduser().absolute()) for image in images)
-    return Case("own", "the prompt given on the command line", prompt=IMAGE_MARK * missing + prompt, images=paths)
+    return Case(
+        "own",
+        "the prompt given on the command line",
+        prompt=IMAGE_MARK * missing + prompt,
+        images=paths,
+        self_consistency=True,
+    )
 
 
 def select_cases(cases: Sequence[Case], names: Iterable[str]) -> tuple[Case, ...]:
@@ -143,6 +151,12 @@ def _positive(value: Any) -> int:
     return int(value)
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
+
+
 def _strings(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TypeError(f"{value!r} is no list")
@@ -166,6 +180,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "interrupted_by": _strings,
     "decode_steps": _number,
     "gen_steps": _positive,
+    "self_consistency": _flag,
 }
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
+    from g4conformance.cases import Case
     from g4conformance.checkpoints.checkpoint import Checkpoint
+    from g4conformance.checks import Check
     from g4conformance.judging.verdict import Verdict
     from g4conformance.runtime.contract import Runtime
     from g4conformance.session import ConformanceSession, RunOptions
@@ -131,7 +133,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None or "judged" not in metafunc.fixturenames:
         return
     from g4conformance.checks import checks_of
-    from g4conformance.checks.registry import Needs
     from g4conformance.stages import Stage
 
     stage = Stage(marker.args[0])
@@ -141,7 +142,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             pytest.param((case.name, check.id), id=f"{stage}-{case.name}-{check.id}", marks=_group(case.name))
             for case in _checked_early(metafunc.config).selected_cases()
             for check in checks_of(stage)
-            if case.images or check.needs is not Needs.IMAGE
+            if _may_apply(check, case)
         ],
         indirect=True,
     )
@@ -153,6 +154,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unreached:
         config.hook.pytest_deselected(items=unreached)
         items[:] = [item for item in items if item not in unreached]
+
+
+def _may_apply(check: Check, case: Case) -> bool:
+    """Whether the case has what the check needs of it; what it needs of the checkpoint is not known yet."""
+    from g4conformance.checks.registry import Needs
+
+    return {Needs.IMAGE: bool(case.images), Needs.PROBES: case.self_consistency}.get(check.needs, True)
 
 
 def _group(case: str) -> pytest.MarkDecorator:

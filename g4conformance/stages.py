@@ -1,4 +1,4 @@
-"""The vocabulary: the eight stages, in the order in which a runtime passes through them."""
+"""The vocabulary: the eight stages in the order in which a runtime passes through them, and a ninth group of checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """One observation point of a Gemma 4 runtime."""
+    """One observation point of a Gemma 4 runtime; the last one is no stage, but all of them against themselves.
+
+    Self-consistency compares a runtime with itself and needs no reference. It comes after every stage, so that what a
+    wrong stage breaks there is inherited.
+    """
 
     BUILD_STATIC_INPUTS = "build_static_inputs"
     TOKEN_EMBEDDING = "token_embedding"
@@ -16,6 +20,7 @@ class Stage(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     GENERATION = "generation"
+    SELF_CONSISTENCY = "self_consistency"
 
 
 DEPENDS_ON: dict[Stage, tuple[Stage, ...]] = {
@@ -27,6 +32,7 @@ DEPENDS_ON: dict[Stage, tuple[Stage, ...]] = {
     Stage.PREFILL: (Stage.MM_FUSION, Stage.MASKS_AND_ROPE),
     Stage.DECODE: (Stage.PREFILL,),
     Stage.GENERATION: (Stage.DECODE,),
+    Stage.SELF_CONSISTENCY: (Stage.GENERATION,),
 }
 
 # A trace name belongs to the stage whose name it is, or whose prefix (ending in a slash) it starts with.
@@ -49,6 +55,7 @@ _TRACE_PREFIXES: dict[str, Stage] = {
     "prefill/": Stage.PREFILL,
     "decode/": Stage.DECODE,
     "generation/": Stage.GENERATION,
+    "self/": Stage.SELF_CONSISTENCY,
 }
 
 

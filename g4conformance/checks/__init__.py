@@ -1,4 +1,7 @@
-"""The numbered checks, one module a stage. A check is a statement about traces; it knows nothing of who made them."""
+"""The numbered checks, one module a stage and one for self-consistency.
+
+A check is a statement about traces; it knows nothing of who made them.
+"""
 
 from g4conformance.checks.registry import CHECKS, Check, checks_of
 
@@ -12,8 +15,10 @@ from g4conformance.checks import (  # isort: skip
     prefill,
     decode,
     generation,
+    self_consistency,
 )
 
 __all__ = ["CHECKS", "Check", "checks_of"]
 
 del build_static_inputs, token_embedding, vision_prefill, mm_fusion, masks_and_rope, prefill, decode, generation
+del self_consistency

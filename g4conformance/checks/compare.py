@@ -49,6 +49,12 @@ def holds(tensor: str, true_where_right: Tensor, detail: str) -> Comparison:
     return found if right else found.explained(detail)
 
 
+def nothing(tensor: str, why: str) -> Comparison:
+    """What a check returns where a case has nothing to compare; a verdict that says why becomes of it."""
+    empty = torch.zeros(0, dtype=torch.bool)
+    return compare(tensor, empty, empty).explained(why)
+
+
 def _kind(tensor: Tensor) -> str:
     if tensor.dtype == torch.bool:
         return "bool"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from g4conformance.checks.compare import Comparison, compare, holds
+from g4conformance.checks.compare import Comparison, compare, holds, nothing
 from g4conformance.checks.registry import check
 from g4conformance.checks.run import CaseRun, Mode
 from g4conformance.expected import STOP_REASONS, generation_of
@@ -55,8 +55,7 @@ def stop_reason(run: CaseRun) -> Comparison:
     expected, reason = _expected(run)
     actual = STOP_REASONS[int(run.observed("generation/stop_reason"))]
     if _rows_before_near_tie(run, len(expected)) < len(expected):
-        nothing = torch.zeros(0, dtype=torch.bool)
-        return compare("generation/stop_reason", nothing, nothing).explained("not compared: a near-tie came before")
+        return nothing("generation/stop_reason", "not compared: a near-tie came before")
     return holds("generation/stop_reason", torch.tensor([actual is reason]), f"ended by {actual}, not by {reason}")
 
 

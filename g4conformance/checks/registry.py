@@ -26,6 +26,7 @@ class Needs(StrEnum):
     NOTHING = "nothing"
     IMAGE = "an image in the case"
     PER_LAYER_INPUTS = "per-layer embeddings in the checkpoint"
+    PROBES = "self_consistency: true in the case"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class CaseRun:
     Attributes:
         reference: the reference's tensors, valid rows only.
         runtime: the runtime's tensors, in the shape of the static buffers.
+        probed: whether the runtime was asked for its self-consistency.
         near_tie: the gap between the two largest logits of a reference tensor below which rounding may swap them.
     """
 
@@ -43,6 +44,7 @@ class CaseRun:
     decode_steps: int
     gen_steps: int
     near_tie: Callable[[str], float]
+    probed: bool = False
 
     @property
     def valid_length(self) -> int:

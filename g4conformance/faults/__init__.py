@@ -14,9 +14,10 @@ from g4conformance.faults import (  # isort: skip
     prefill_cache,
     decode,
     generation,
+    self_consistency,
 )
 
 __all__ = ["FAULTS", "At", "Fault"]
 
 del build_static_inputs, token_embedding, vision_prefill, mm_fusion, masks_and_rope, per_layer_inputs, prefill
-del prefill_cache, decode, generation
+del prefill_cache, decode, generation, self_consistency

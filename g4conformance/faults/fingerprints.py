@@ -15,6 +15,7 @@ from g4conformance.faults.registry import Fault
 from g4conformance.faults.trial import Workbench
 from g4conformance.judging.traits import Traits
 from g4conformance.judging.verdict import Status, Verdict
+from g4conformance.stages import Stage
 
 FILE = Path(__file__).with_name("fingerprints.json")
 Fingerprint = Mapping[str, Mapping[str, Traits]]  # by case, then by check; a case without an entry is green
@@ -38,7 +39,7 @@ def record(bench: Workbench, fault: Fault) -> dict[str, dict[str, Traits]]:
     """The fingerprint of `fault` over every case of the workbench."""
     found: dict[str, dict[str, Traits]] = {}
     for name in bench.session.cases:
-        prepared = bench.prepared(name)
+        prepared = bench.prepared(name, probes=fault.stage is Stage.SELF_CONSISTENCY)
         found |= fingerprint_of(bench.judged(prepared, bench.observed(fault, prepared)))
     return found
 

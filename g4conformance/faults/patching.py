@@ -35,6 +35,10 @@ class Patch:
         """
         if not hasattr(target, name):
             raise AttributeError(f"{type(target).__name__} has no {name} to replace")
+        if isinstance(target, type):
+            self._undo.callback(setattr, target, name, vars(target)[name])
+            setattr(target, name, value)
+            return
         home = _home(target, name)
         if name in home:
             self._undo.callback(home.__setitem__, name, home[name])

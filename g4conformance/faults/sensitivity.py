@@ -8,6 +8,7 @@ where it is exact; else by a fixed multiple of the noise, which does not grow wi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,7 +22,7 @@ from g4conformance.checks.registry import BudgetKind
 from g4conformance.checks.run import Mode
 from g4conformance.faults.trial import Prepared, Workbench
 from g4conformance.judging.judge import verdict_of
-from g4conformance.judging.observe import Observation
+from g4conformance.judging.observation import Observation
 from g4conformance.judging.verdict import Status
 from g4conformance.metrics import difference
 from g4conformance.reference.noise import Noise
@@ -109,14 +110,43 @@ SENSITIVE: dict[str, tuple[tuple[str, tuple[Place, ...]], ...]] = {
     "G4-GEN-03": (("generation/token_ids", (Place.FIRST,)),),
     "G4-GEN-04": (("generation/token_ids", (Place.END,)),),
     "G4-GEN-05": (("generation/stop_reason", (Place.FIRST,)),),
+    "G4-SELF-01": (("self/shortened/decode/0/logits", _ROUNDING),),
+    "G4-SELF-02": (("self/larger/prefill/logits", _ROUNDING), ("self/smaller/prefill/logits", _ROUNDING)),
+    "G4-SELF-03": (("self/larger/decode/*/logits", _ROUNDING), ("self/smaller/decode/*/logits", _ROUNDING)),
+    "G4-SELF-04": (("self/nan_padding/prefill/logits", _ENDS),),
+    "G4-SELF-05": (("self/other_padding/prefill/logits", _ENDS),),
+    "G4-SELF-06": (("self/*_padding/prefill/layer/*", _ENDS),),
+    "G4-SELF-07": (("self/last_exchanged/prefill/layer/*", (Place.FIRST, Place.MIDDLE)),),
+    "G4-SELF-08": (("self/first_exchanged/prefill/layer/[01]/hidden", (Place.LAST,)),),
+    "G4-SELF-09": (("self/again/prefill/logits", _ENDS),),
+    "G4-SELF-10": (("self/again/decode/*/logits", _ENDS),),
+    "G4-SELF-11": (
+        ("self/generate/4/token_ids", (Place.FIRST, Place.END)),
+        ("self/generate/4/stop_reason", (Place.FIRST,)),
+    ),
+    "G4-SELF-12": (("self/after_longer/prefill/logits", _ENDS),),
+    "G4-SELF-13": (("self/after_longer/decode/*/logits", _ENDS),),
+    "G4-SELF-14": (("self/after_longer/prefill/cache/*", (*_ENDS, Place.END)),),
+    "G4-SELF-15": (("self/loaded/decode/*/logits", _ENDS),),
+    "G4-SELF-16": (("self/reset_after_longer/decode/0/logits", _ENDS), ("self/after_reset/*/logits", _ENDS)),
+    "G4-SELF-17": (
+        ("self/reset_after_longer/decode/0/cache/*", (Place.FIRST, Place.END)),
+        ("self/after_reset/prefill/cache/*", (*_ENDS, Place.END)),
+    ),
+    "G4-SELF-18": (
+        ("self/select/token_ids", (Place.FIRST, Place.END)),
+        ("self/select/stops", (Place.FIRST, Place.END)),
+    ),
+    "G4-SELF-19": (("self/generate/*/stop_reason", (Place.FIRST,)),),
+    "G4-SELF-20": (("self/generate/[12]/token_ids", (Place.FIRST, Place.END)),),
 }
-_CASES = ("window", "image-middle")
+_CASES = ("window-twice", "image-middle")
 
 
 def findings(bench: Workbench) -> Iterator[Finding]:
     """Tries every probe on a text and on a picture; needs no further run of the runtime."""
     for name in _CASES:
-        prepared = bench.prepared(name)
+        prepared = bench.prepared(name, probes=True)
         for probe in _probes(prepared):
             yield Finding(probe, _is_red(probe, prepared, bench))
 
@@ -164,17 +194,17 @@ def _altered(check: Check, probe: Probe, prepared: Prepared, noise: Noise, tenso
         altered[index] = _next(tensor[index])
         return altered
     base = prepared.reference.get(probe.tensor, tensor)
-    altered[index] += _WRONG * noise.allowed_largest(probe.tensor, float(base.abs().max()))
+    altered[index] += _WRONG * noise.allowed_largest(_stage_name(probe.tensor), float(base.abs().max()))
     return altered
 
 
 def _drifted(probe: Probe, prepared: Prepared, noise: Noise, tensor: Tensor) -> Tensor:
     """Every value a little further from zero or nearer to it, in turns so that no gain shows; or all by one factor."""
-    base = prepared.reference[probe.tensor]
+    base, name = prepared.reference.get(probe.tensor, tensor), _stage_name(probe.tensor)
     if probe.place is Place.GAIN:
         smallest = 2 * noise.eps  # a factor nearer to 1 rounds to 1
-        return tensor * (1.0 + max(_WRONG_GAIN * noise.allowed_gain(probe.tensor, base.numel()), smallest))
-    size = _WRONG * noise.allowed_mean(probe.tensor, difference(base, base).base_mean_abs)
+        return tensor * (1.0 + max(_WRONG_GAIN * noise.allowed_gain(name, base.numel()), smallest))
+    size = _WRONG * noise.allowed_mean(name, difference(base, base).base_mean_abs)
     signs = torch.where(torch.arange(tensor.numel()) % 2 == 0, 1.0, -1.0).reshape(tensor.shape)
     return tensor + signs * size
 
@@ -199,12 +229,18 @@ def _index(probe: Probe, prepared: Prepared, tensor: Tensor) -> tuple[int, ...]:
 
 def _own_shape(name: str, reference: Mapping[str, Tensor], tensor: Tensor) -> torch.Size:
     """The shape without padding: the reference's, of which a cache's is that of the K/V it holds."""
+    name = _stage_name(name)
     if "mask_bias/" in name:  # [B, 1, Q, K]
         own = reference[name.replace("mask_bias/", "mask/")].shape
         return torch.Size((own[0], 1, *own[1:]))
     if name.startswith("prefill/cache/"):
         return reference[name.replace("/cache/", "/layer/")].shape
     return reference[name].shape if name in reference else tensor.shape
+
+
+def _stage_name(name: str) -> str:
+    """The trace name without the probe of self-consistency, `self/<probe>/`."""
+    return re.sub(r"^self/[^/]+/", "", name)
 
 
 def _next(value: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,7 +16,8 @@ from g4conformance.checks import CHECKS
 from g4conformance.checks.run import Mode
 from g4conformance.faults.registry import Fault
 from g4conformance.judging.judge import judge
-from g4conformance.judging.observe import Observation, observe
+from g4conformance.judging.observation import Observation
+from g4conformance.judging.observe import observe
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.metrics import difference
 from g4conformance.prompts import ResolvedCase
@@ -87,16 +88,23 @@ class Workbench:
     def __init__(self, checkpoint: Checkpoint, runtime: Runtime, options: RunOptions = QUICK) -> None:
         self.checkpoint, self.runtime = checkpoint, runtime
         self.session = ConformanceSession(checkpoint, runtime, options)
-        self._prepared: dict[str, Prepared] = {}
+        self._prepared: dict[tuple[str, bool], Prepared] = {}
         self._noise: dict[str, Noise] = {}
 
-    def prepared(self, name: str) -> Prepared:
-        if name not in self._prepared:
+    def prepared(self, name: str, probes: bool = False) -> Prepared:
+        """The case of this name, with its probes of self-consistency or, because those cost much, without."""
+        if (name, probes) not in self._prepared:
             case = self.session.cases[name]
+            if not probes:
+                case = replace(case, case=replace(case.case, self_consistency=False))
             reference = record_reference(self.checkpoint, case.request.inputs, case.reference_steps, name, case.digest)
             clean = observe(self.runtime, case, reference, self.checkpoint.facts)
-            self._prepared[name] = Prepared(case, reference, clean)
-        return self._prepared[name]
+            self._prepared[name, probes] = Prepared(case, reference, clean)
+        return self._prepared[name, probes]
+
+    def prepared_for(self, fault: Fault) -> Prepared:
+        """The case that shows `fault`, as it is to be run."""
+        return self.prepared(fault.case, probes=fault.stage is Stage.SELF_CONSISTENCY)
 
     def judged(self, prepared: Prepared, observation: Observation) -> list[Verdict]:
         return judge(
@@ -120,7 +128,7 @@ class Workbench:
 
     def run(self, fault: Fault) -> Trial:
         """Plants `fault` and judges the case that shows it."""
-        prepared = self.prepared(fault.case)
+        prepared = self.prepared_for(fault)
         already = {v.check for v in self.judged(prepared, prepared.clean) if v.failed}
         if fault.check in already:
             return Trial(fault, Outcome.NOT_APPLICABLE, detail=f"{fault.check} is red without it")
@@ -186,7 +194,9 @@ def first_difference(clean: Observation, faulty: Observation) -> str:
 def _same(before: Tensor | None, after: Tensor | None) -> bool:
     if before is None or after is None:
         return before is after
-    return before.shape == after.shape and before.dtype == after.dtype and torch.equal(before, after)
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    return bool(((before == after) | ((before != before) & (after != after))).all())  # NaN in padding stays NaN
 
 
 def _outcome(fault: Fault, verdicts: Sequence[Verdict], shown_in: str) -> tuple[Outcome, str]:

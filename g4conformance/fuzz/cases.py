@@ -52,7 +52,7 @@ def _resolved(
     max_seq = inputs["input_ids"].shape[1] + room
     layout = derive_layout(inputs, checkpoint.facts.image_token_id, max_seq)
     return ResolvedCase(
-        case=Case(name, "a random prompt", prompt=prompt),
+        case=Case(name, "a random prompt", prompt=prompt, self_consistency=True),
         request=Request(rendered, tuple(images), inputs, layout),
         digest=name,
         decode_steps=min(room, steps),

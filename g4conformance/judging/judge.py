@@ -14,7 +14,7 @@ from g4conformance.checks import CHECKS, Check
 from g4conformance.checks.compare import Comparison
 from g4conformance.checks.registry import Needs
 from g4conformance.checks.run import CaseRun, Mode, NotObserved
-from g4conformance.judging.observe import Observation
+from g4conformance.judging.observation import Observation
 from g4conformance.judging.traits import traits_of
 from g4conformance.judging.verdict import Measurement, Status, Verdict
 from g4conformance.metrics import Difference
@@ -106,9 +106,14 @@ def blame(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return [replace(v, status=Status.INHERITED) if inherits(v) else v for v in verdicts]
 
 
-def applies(check: Check, has_image: bool, facts: ModelFacts) -> bool:
+def applies(check: Check, run: CaseRun) -> bool:
     """Whether case and checkpoint have what `check` needs."""
-    met = {Needs.NOTHING: True, Needs.IMAGE: has_image, Needs.PER_LAYER_INPUTS: facts.has_per_layer_inputs}
+    met = {
+        Needs.NOTHING: True,
+        Needs.IMAGE: run.layout.num_visual_tokens > 0,
+        Needs.PER_LAYER_INPUTS: run.facts.has_per_layer_inputs,
+        Needs.PROBES: run.probed,
+    }
     return met[check.needs]
 
 
@@ -131,19 +136,20 @@ def _run(
         decode_steps=case.decode_steps,
         gen_steps=case.gen_steps,
         near_tie=near_tie,
+        probed=case.case.self_consistency,
     )
 
 
 def _verdict(check: Check, run: CaseRun, observation: Observation, bench: Bench) -> Verdict:
     blank = Verdict(check.id, check.stage, run.case, run.mode, Status.PASS, check.statement)
-    if not applies(check, run.layout.num_visual_tokens > 0, run.facts):
+    if not applies(check, run):
         return replace(blank, status=Status.NOT_APPLICABLE, where=f"needs {check.needs}")
     if error := _error(check, run, observation):
         return replace(blank, status=Status.ERROR, where=f"the runtime raised {error}")
     try:
         comparisons = check(run)
     except NotObserved as missing:
-        return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {missing}")
+        return _unobserved(blank, str(missing), observation)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         where = f"the runtime's tensors do not have the contract's shapes ({type(error).__name__}: {error})"
         return replace(blank, status=Status.ERROR, where=where)
@@ -152,12 +158,25 @@ def _verdict(check: Check, run: CaseRun, observation: Observation, bench: Bench)
 
 def _error(check: Check, run: CaseRun, observation: Observation) -> str | None:
     """What the runtime raised in the check's stage; of its run on its own, where the stage's tensors end with that."""
+    if check.stage is Stage.SELF_CONSISTENCY:
+        return None  # each probe has its own; see _unobserved
     if run.mode is Mode.ISOLATED:
         return observation.errors.get(check.stage)
     broke_off = check.stage is Stage.GENERATION or not any(
         name in run.runtime for name in run.reference if stage_of(name) is check.stage
     )
     return observation.errors.get(None) if broke_off else None
+
+
+def _unobserved(blank: Verdict, name: str, observation: Observation) -> Verdict:
+    """A tensor is missing: because the probe that yields it raised, or because the runtime does not have something."""
+    if blank.stage is not Stage.SELF_CONSISTENCY:
+        return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {name}")
+    source = "/".join(name.split("/")[:2]) if name.startswith("self/") else None  # a probe, or the run on its own
+    if source in observation.errors:
+        return replace(blank, status=Status.ERROR, where=f"the runtime raised {observation.errors[source]}")
+    missing = observation.missing.get(source, name)
+    return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {missing}")
 
 
 def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise: Noise) -> Verdict:

@@ -6,49 +6,34 @@ is run twice. Decode is always run twice: its input is the K/V state, which is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from g4conformance.checkpoints.facts import ModelFacts
-from g4conformance.checks.run import NotObserved
-from g4conformance.errors import ConformanceError
 from g4conformance.expected import (
-    STOP_REASONS,
     key_values_of,
     masks_and_rope_of,
     padded_reference,
     scripted_logits,
     static_inputs_of,
 )
+from g4conformance.judging.observation import (
+    Observation,
+    errors_of,
+    listening,
+    method_of,
+    record_generation,
+    record_selection,
+)
+from g4conformance.judging.probes import run_probes
+from g4conformance.probe_requests import ProbeRequests
 from g4conformance.prompts import Request, ResolvedCase
-from g4conformance.runtime.contract import Generation, MasksAndRope, Runtime, StaticInputs
+from g4conformance.runtime.contract import MasksAndRope, Runtime, StaticInputs
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.stages import Stage, stage_of
 from g4conformance.trace import Recorder
-
-Tensors = dict[str, Tensor]
-
-
-@dataclass
-class Observation:
-    """What a runtime yielded for a case.
-
-    Attributes:
-        accumulated: tensors of the run on its own.
-        isolated: tensors of each stage when fed the reference's inputs.
-        same: stages whose inputs were bit-equal, so that both runs are one.
-        errors: what a stage raised in isolation, or (under None) what the run on its own raised.
-    """
-
-    accumulated: Tensors = field(default_factory=dict)
-    isolated: Tensors = field(default_factory=dict)
-    same: set[Stage] = field(default_factory=set)
-    errors: dict[Stage | None, str] = field(default_factory=dict)
 
 
 def observe(runtime: Runtime, case: ResolvedCase, reference: Mapping[str, Tensor], facts: ModelFacts) -> Observation:
@@ -56,44 +41,36 @@ def observe(runtime: Runtime, case: ResolvedCase, reference: Mapping[str, Tensor
     observation = Observation()
     with torch.no_grad():
         for request in case.before:
-            with _errors_of(observation, None):
+            with errors_of(observation, None):
                 _serve(_for_layout(runtime, request.layout), request)
-        with _errors_of(observation, Stage.BUILD_STATIC_INPUTS):
+        with errors_of(observation, Stage.BUILD_STATIC_INPUTS):
             runtime = _for_layout(runtime, case.request.layout)
         _run_on_its_own(runtime, case, observation)
         _Isolation(runtime, case, reference, facts, observation).run()
+        if case.case.self_consistency:
+            dtype = reference["pad_embed"].dtype
+            requests = ProbeRequests(case.request.inputs, case.request.layout, facts, dtype)
+            run_probes(runtime, requests, case.gen_steps, observation)
     return observation
 
 
 def _serve(runtime: Runtime, request: Request) -> None:
-    inputs = _method(runtime, "build_static_inputs")(request.prompt, request.images)
-    _method(runtime, "generate")(inputs, 2)
+    inputs = method_of(runtime, "build_static_inputs")(request.prompt, request.images)
+    method_of(runtime, "generate")(inputs, 2)
 
 
 def _run_on_its_own(runtime: Runtime, case: ResolvedCase, observation: Observation) -> None:
     inputs = None
-    with _recorded(runtime) as record:
-        with _errors_of(observation, Stage.BUILD_STATIC_INPUTS):
-            inputs = _method(runtime, "build_static_inputs")(case.request.prompt, case.request.images)
+    with listening(runtime, Recorder()) as record:
+        with errors_of(observation, Stage.BUILD_STATIC_INPUTS):
+            inputs = method_of(runtime, "build_static_inputs")(case.request.prompt, case.request.images)
             _record_inputs(record, inputs)
         if inputs is not None:
-            with _errors_of(observation, None):
-                _record_generation(record, _method(runtime, "generate")(inputs, case.gen_steps))
+            with errors_of(observation, None):
+                record_generation(record, "generation/", method_of(runtime, "generate")(inputs, case.gen_steps))
         elif Stage.BUILD_STATIC_INPUTS in observation.errors:
             observation.errors.setdefault(None, observation.errors[Stage.BUILD_STATIC_INPUTS])
     observation.accumulated = record.tensors
-
-
-def _method(runtime: Runtime, name: str) -> Callable[..., Any]:
-    """The runtime's method of this name; only `prefill` is required of one.
-
-    Raises:
-        NotObserved: it has none.
-    """
-    method = getattr(runtime, name, None)
-    if method is None:
-        raise NotObserved(name)
-    return method
 
 
 def _for_layout(runtime: Runtime, layout: StaticLayout) -> Runtime:
@@ -145,7 +122,7 @@ class _Isolation:
         return bool(own)
 
     def _call(self, stage: Stage, call: Callable[[Recorder], None]) -> None:
-        with _recorded(self.runtime) as record, _errors_of(self.observation, stage):
+        with listening(self.runtime, Recorder()) as record, errors_of(self.observation, stage):
             call(record)
         self.observation.isolated |= {name: t for name, t in record.tensors.items() if _is_of(name, stage)}
 
@@ -174,18 +151,18 @@ class _Isolation:
     # --- one call a stage ---------------------------------------------------------------------------------------
 
     def _token_embedding(self, record: Recorder) -> None:
-        record("text_embeds", _method(self.runtime, "token_embedding")(self.inputs.llm_input_ids))
+        record("text_embeds", method_of(self.runtime, "token_embedding")(self.inputs.llm_input_ids))
 
     def _vision_prefill(self, record: Recorder) -> None:
         pixel_values, positions = self.reference["pixel_values"], self.reference["image_position_ids"]
-        record("visual_embeds", _method(self.runtime, "vision_prefill")(pixel_values, positions))
+        record("visual_embeds", method_of(self.runtime, "vision_prefill")(pixel_values, positions))
 
     def _mm_fusion(self, record: Recorder) -> None:
         text_embeds = padded_reference(self.reference, self.layout, "text_embeds")
-        record("fused_embeds", _method(self.runtime, "mm_fusion")(text_embeds, self.reference["visual_embeds"]))
+        record("fused_embeds", method_of(self.runtime, "mm_fusion")(text_embeds, self.reference["visual_embeds"]))
 
     def _masks_and_rope(self, record: Recorder) -> None:
-        positional = _method(self.runtime, "masks_and_rope")(self.inputs.valid_length)
+        positional = method_of(self.runtime, "masks_and_rope")(self.inputs.valid_length)
         for name, tensor in positional_tensors(positional).items():
             record(name, tensor)
 
@@ -196,17 +173,15 @@ class _Isolation:
     def _decode(self, record: Recorder) -> None:
         if self.case.decode_steps:
             key_values = key_values_of(self.reference, self.facts)
-            _method(self.runtime, "load_state")(key_values, self.inputs.valid_length)
+            method_of(self.runtime, "load_state")(key_values, self.inputs.valid_length)
         for step in range(self.case.decode_steps):
             token = int(self.reference[f"decode/{step}/token"])
-            record(f"decode/{step}/logits", _method(self.runtime, "decode_one")(token))
+            record(f"decode/{step}/logits", method_of(self.runtime, "decode_one")(token))
 
     def _generation(self, record: Recorder) -> None:
         scripted = scripted_logits(self.reference, self.facts)
-        selected = [_method(self.runtime, "select")(row[None]) for row in scripted]
         record("generation/select/logits", scripted)
-        record("generation/select/token_ids", torch.tensor([token for token, _ in selected]))
-        record("generation/select/stops", torch.tensor([reason is not None for _, reason in selected]))
+        record_selection(record, "generation/select/", self.runtime, scripted)
 
 
 def positional_tensors(positional: MasksAndRope) -> dict[str, Tensor]:
@@ -226,30 +201,6 @@ def _is_of(name: str, stage: Stage) -> bool:
         return False
 
 
-@contextmanager
-def _recorded(runtime: Runtime) -> Iterator[Recorder]:
-    """Listens to `runtime` inside this context only."""
-    record = Recorder()
-    runtime.on_tensor = record
-    try:
-        yield record
-    finally:
-        runtime.on_tensor = None
-
-
-@contextmanager
-def _errors_of(observation: Observation, stage: Stage | None) -> Iterator[None]:
-    """Notes what the runtime raises; the first error of a stage counts."""
-    try:
-        yield
-    except NotObserved:
-        pass  # what the method would have yielded is missing, and told as such
-    except ConformanceError as error:
-        observation.errors.setdefault(stage, str(error))
-    except Exception as error:  # whatever a runtime under test raises is a finding, not the end of the run
-        observation.errors.setdefault(stage, f"{type(error).__name__}: {error}")
-
-
 def _record_inputs(record: Recorder, inputs: StaticInputs) -> None:
     record("input_ids", inputs.input_ids)
     record("llm_input_ids", inputs.llm_input_ids)
@@ -259,8 +210,3 @@ def _record_inputs(record: Recorder, inputs: StaticInputs) -> None:
         record("pixel_values", inputs.pixel_values)
     if inputs.image_position_ids is not None:
         record("image_position_ids", inputs.image_position_ids)
-
-
-def _record_generation(record: Recorder, generation: Generation) -> None:
-    record("generation/token_ids", torch.tensor(generation.token_ids))
-    record("generation/stop_reason", torch.tensor(STOP_REASONS.index(generation.stop_reason)))

@@ -6,6 +6,7 @@ Fixtures import what they need when they run: with xdist, the controlling proces
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,8 +70,9 @@ def resolved(tiny_checkpoint: Checkpoint, bundled_cases: tuple[Case, ...]) -> Ca
 
 @pytest.fixture(scope="session")
 def text_case(resolved: Callable[[str], ResolvedCase]) -> ResolvedCase:
-    """One token longer than the sliding window, so that both layer types have masks of their own."""
-    return resolved("window+1")
+    """One token longer than the sliding window, so that both layer types have masks of their own; with probes."""
+    case = resolved("window+1")
+    return replace(case, case=replace(case.case, self_consistency=True))
 
 
 @pytest.fixture(scope="session")

@@ -29,11 +29,20 @@ def write(folder: Path, document: Any) -> Path:
 
 def test_every_key_arrives(tmp_path: Path) -> None:
     filled = {"prompt": "Hello {fill}", "fill": "there", "length": 12}
-    entry = {**GOOD, **filled, "decode_steps": 3, "gen_steps": 4, "interrupted_by": ["b", "c"]}
+    entry = {
+        **GOOD,
+        **filled,
+        "decode_steps": 3,
+        "gen_steps": 4,
+        "interrupted_by": ["b", "c"],
+        "self_consistency": True,
+    }
     talk = {"name": "b", "exercises": "x", "messages": [{"role": "user", "content": "Hi"}], "images": ["p.png"]}
     first, second = load_cases(write(tmp_path, {"cases": [entry, talk]}))
     text = {"prompt": "Hello {fill}", "fill": "there", "length": "12"}
-    assert first == Case("a", "something", **text, decode_steps=3, gen_steps=4, interrupted_by=("b", "c"))
+    assert first == Case(
+        "a", "something", **text, decode_steps=3, gen_steps=4, interrupted_by=("b", "c"), self_consistency=True
+    )
     assert second == Case("b", "x", messages=({"role": "user", "content": "Hi"},), images=("p.png",))
     assert first.folder == second.folder == tmp_path
 
@@ -46,6 +55,12 @@ def test_the_bundled_cases_keep_their_promises(bundled_cases: tuple[Case, ...]) 
         marks = (case.prompt or "").count(IMAGE_MARK) + sum(m["content"].count(IMAGE_MARK) for m in case.messages)
         assert marks == len(case.images)
         assert set(case.interrupted_by) <= set(names)
+
+
+def test_a_text_beyond_the_window_and_a_picture_are_probed(bundled_cases: tuple[Case, ...]) -> None:
+    probed = [case for case in bundled_cases if case.self_consistency]
+    assert any(case.length == "2*W" for case in probed)
+    assert any(case.images for case in probed)
 
 
 def test_no_bundled_picture_is_square(bundled_cases: tuple[Case, ...]) -> None:
@@ -89,6 +104,7 @@ def test_a_malformed_file_is_explained(tmp_path: Path, document: Any, expected: 
         {"decode_steps": -1},
         {"gen_steps": True},
         {"gen_steps": 0},
+        {"self_consistency": 1},
         {"prompt": None, "messages": "Hello"},
         {"prompt": None, "messages": [{"role": "user"}]},
         {"prompt": None, "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]},
@@ -151,6 +167,7 @@ def test_ones_own_pictures_come_first_unless_marked(prompt: str, images: list[st
     case = own_case(prompt, images)
     assert case.prompt == expected
     assert case.images == tuple(str(Path(image).absolute()) for image in images)
+    assert case.self_consistency
 
 
 # --- digests --------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from g4conformance.runtime.contract import StopReason
 from g4conformance.stages import stage_of
 
 from .damages import DAMAGES, Damage
-from .damages.registry import Apply, Tensors, limit_of, miss, set_mask
+from .damages.registry import Apply, Tensors, limit_of, miss, set_mask, stray
 from .recording import DECODE_STEPS, GEN_STEPS, Recorded
 
 pytestmark = pytest.mark.unit
@@ -152,24 +152,32 @@ WITHIN = {
     "G4-DECODE-08": "decode/0/layer/7/hidden",
     "G4-DECODE-09": "decode/1/logits",
 }
+# Checks that compare two of the runtime's own tensors: which, and which of them is moved.
+WITHIN_ITSELF = {
+    "G4-SELF-01": ("self/base/prefill/logits", "self/shortened/decode/0/logits"),
+    "G4-SELF-02": ("self/base/prefill/logits", "self/larger/prefill/logits"),
+    "G4-SELF-03": ("self/base/decode/1/logits", "self/smaller/decode/1/logits"),
+}
 
 
 def test_every_rounding_check_has_its_two_sides() -> None:
-    assert set(WITHIN) == {check.id for check in CHECKS.values() if check.budget is BudgetKind.ROUNDING}
+    assert {*WITHIN, *WITHIN_ITSELF} == {check.id for check in CHECKS.values() if check.budget is BudgetKind.ROUNDING}
 
 
 @pytest.mark.parametrize(("limits", "status"), [(0.9, Status.PASS), (1.1, Status.FAIL)])
-@pytest.mark.parametrize("check", WITHIN)
+@pytest.mark.parametrize("check", [*WITHIN, *WITHIN_ITSELF])
 def test_rounding_is_forgiven_and_a_tenth_more_is_not(
     image: Recorded, check: str, limits: float, status: Status
 ) -> None:
-    name = WITHIN[check]
-    index = (0,) * image.reference[name].ndim
 
     def apply(tensors: dict[str, Tensor], recorded: Recorded) -> None:
-        miss(check, tensors, recorded, name, index, limits)
+        if check in WITHIN:
+            name = WITHIN[check]
+            miss(check, tensors, recorded, name, (0,) * recorded.reference[name].ndim, limits)
+        elif "self/base/prefill/logits" in tensors:
+            stray(check, tensors, recorded, *WITHIN_ITSELF[check], (0, 0), limits)
 
-    (verdict,) = judged_by(image, broken(image, apply), [CHECKS[check]], [Mode.ISOLATED])
+    (verdict,) = judged_by(image, broken(image, apply), [CHECKS[check]], CHECKS[check].modes[:1])
     assert verdict.status is status
     assert verdict.measurement is not None
     assert verdict.measurement.ratio == pytest.approx(limits, rel=0.02)
@@ -220,9 +228,9 @@ def gain_an_axis(tensor: Tensor) -> Tensor:
 
 # Rows of padding are the runtime's own affair, and single numbers may come in any shape.
 FREE = {
-    lose_a_row: re.compile("prefill/layer/|rope/|generation/stop_reason"),
-    gain_an_axis: re.compile("valid_length|decode/1/(token|position)$|generation/stop_reason"),
-    change_kind: re.compile("generation/stop_reason"),
+    lose_a_row: re.compile(r"(self/\w+/)?prefill/layer/|rope/|.*stop_reason"),
+    gain_an_axis: re.compile("valid_length|decode/1/(token|position)$|.*stop_reason"),
+    change_kind: re.compile(".*stop_reason"),
     poison: re.compile("nothing"),
 }
 

@@ -149,7 +149,8 @@ def test_one_verdict_where_isolated_and_accumulated_are_one(image: Recorded) -> 
     verdicts = judge(image.case, image.reference, image.observation, image.bench)
     for stage in Stage:
         modes = {verdict.mode for verdict in verdicts if verdict.stage is stage}
-        assert modes == ({ISO} if stage in image.observation.same else {ISO, ACC})
+        both = {ACC} if stage is Stage.SELF_CONSISTENCY else {ISO, ACC}
+        assert modes == ({ISO} if stage in image.observation.same else both)
     assert image.observation.same >= {Stage.BUILD_STATIC_INPUTS, Stage.VISION_PREFILL, Stage.TOKEN_EMBEDDING}
     assert DECODE not in image.observation.same
 

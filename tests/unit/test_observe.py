@@ -51,8 +51,11 @@ def runtime(shared_runtime: Runtime, image: Recorded) -> Iterator[Runtime]:
 
 
 def seen(runtime: Any, recorded: Recorded) -> tuple[Observation, list[Verdict]]:
-    observation = observe(runtime, recorded.case, recorded.reference, recorded.bench.facts)
-    return observation, judge(recorded.case, recorded.reference, observation, recorded.bench)
+    """Without the probes of self-consistency, and the verdicts of the checks that apply."""
+    case = replace(recorded.case, case=replace(recorded.case.case, self_consistency=False))
+    observation = observe(runtime, case, recorded.reference, recorded.bench.facts)
+    verdicts = judge(case, recorded.reference, observation, recorded.bench)
+    return observation, [verdict for verdict in verdicts if verdict.status is not Status.NOT_APPLICABLE]
 
 
 def wrong(verdicts: list[Verdict]) -> set[Stage]:

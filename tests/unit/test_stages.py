@@ -25,7 +25,8 @@ def test_every_stage_depends_on_earlier_ones_only() -> None:
         (Stage.VISION_PREFILL, {Stage.BUILD_STATIC_INPUTS}),
         (Stage.MM_FUSION, {Stage.BUILD_STATIC_INPUTS, Stage.TOKEN_EMBEDDING, Stage.VISION_PREFILL}),
         (Stage.MASKS_AND_ROPE, {Stage.BUILD_STATIC_INPUTS}),
-        (Stage.GENERATION, set(Stage) - {Stage.GENERATION}),
+        (Stage.GENERATION, set(Stage) - {Stage.GENERATION, Stage.SELF_CONSISTENCY}),
+        (Stage.SELF_CONSISTENCY, set(Stage) - {Stage.SELF_CONSISTENCY}),
     ],
 )
 def test_upstream(stage: Stage, expected: set[Stage]) -> None:
@@ -50,6 +51,7 @@ def test_upstream(stage: Stage, expected: set[Stage]) -> None:
         ("decode/3/text_embeds", Stage.DECODE),
         ("decode/3/mask/full_attention", Stage.DECODE),
         ("generation/token_ids", Stage.GENERATION),
+        ("self/base/prefill/logits", Stage.SELF_CONSISTENCY),
     ],
 )
 def test_a_trace_name_belongs_to_one_stage(name: str, stage: Stage) -> None:

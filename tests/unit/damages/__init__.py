@@ -5,9 +5,9 @@ A damage changes the tensors of one mode in place; they are copies. It is applie
 
 from __future__ import annotations
 
-from . import before_the_decoder, decoder_and_after
+from . import before_the_decoder, decoder_and_after, self_consistency
 from .registry import DAMAGES, Damage
 
 __all__ = ["DAMAGES", "Damage"]
 
-del before_the_decoder, decoder_and_after
+del before_the_decoder, decoder_and_after, self_consistency

@@ -281,37 +281,37 @@ def an_ordinary_token_stops(t: Tensors, r: Recorded) -> None:
         t[STOPS][(~t[STOPS]).nonzero()[0]] = True
 
 
-@damage("G4-GEN-03", f"first in {SEQUENCE}", case="image")
+@damage("G4-GEN-03", f"first in {SEQUENCE}", case="image", also="G4-SELF-11")
 def placeholders_are_returned_as_padding(t: Tensors, r: Recorded) -> None:
     if SEQUENCE in t:
         t[SEQUENCE][slot(r)] = r.bench.facts.pad_token_id
 
 
-@damage("G4-GEN-03", "shape", also="G4-GEN-04")
+@damage("G4-GEN-03", "shape", also="G4-GEN-04 G4-SELF-11")
 def only_new_tokens_are_returned(t: Tensors, r: Recorded) -> None:
     if SEQUENCE in t:
         t[SEQUENCE] = t[SEQUENCE][valid(r) :]
 
 
-@damage("G4-GEN-04", f"{SEQUENCE}.shape=")
+@damage("G4-GEN-04", f"{SEQUENCE}.shape=", also="G4-SELF-11")
 def the_last_token_is_missing(t: Tensors, r: Recorded) -> None:
     if SEQUENCE in t:
         t[SEQUENCE] = t[SEQUENCE][:-1]
 
 
-@damage("G4-GEN-04", f"{SEQUENCE}.shape=")
+@damage("G4-GEN-04", f"{SEQUENCE}.shape=", also="G4-SELF-11")
 def a_token_too_many(t: Tensors, r: Recorded) -> None:
     if SEQUENCE in t:
         t[SEQUENCE] = torch.cat([t[SEQUENCE], t[SEQUENCE][-1:]])
 
 
-@damage("G4-GEN-04", f"first in {SEQUENCE}, most at (0,)")
+@damage("G4-GEN-04", f"first in {SEQUENCE}, most at (0,)", also="G4-SELF-11")
 def the_first_new_token_is_another(t: Tensors, r: Recorded) -> None:
     if SEQUENCE in t:
         t[SEQUENCE][valid(r)] += 1
 
 
-@damage("G4-GEN-05", "ended by")
+@damage("G4-GEN-05", "ended by", also="G4-SELF-11")
 def the_stop_reason_is_another(t: Tensors, r: Recorded) -> None:
     if REASON in t:
         t[REASON] = (t[REASON] + 1) % 3

@@ -73,6 +73,15 @@ def miss(
     tensors[name][index] = recorded.reference[name][index] + limits * limit_of(check, recorded, name)
 
 
+def stray(
+    check: str, tensors: Tensors, recorded: Recorded, base: str, name: str, index: tuple[int, ...], limits: float = 1.5
+) -> None:
+    """As `miss`, for a check that compares two of the runtime's own tensors: `name` strays from `base`."""
+    budget, largest = budget_of(CHECKS[check], recorded.bench.dtype), float(tensors[base].abs().max())
+    limit = budget.limit(recorded.bench.noise, base, largest, 0.0).largest
+    tensors[name][index] = tensors[base][index] + limits * limit
+
+
 def swap(tensor: Tensor, dim: int, first: int, second: int) -> None:
     """Exchanges two slices."""
     order = list(range(tensor.shape[dim]))
