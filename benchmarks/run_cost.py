@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache
 
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_checkpoint
-from g4conformance.expected import key_values_of
+from g4conformance.expected import key_values_of, static_inputs_of
 from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.record import model_inputs, record_reference
 from g4conformance.runtime.layout import StaticLayout
@@ -73,9 +73,13 @@ def bare_runtime(runtime: StaticGemma4Runtime, case: ResolvedCase, reference: An
     """The requests before, one generation, and the isolated decode steps, with nobody listening."""
     for request in case.before:
         serving = runtime.for_layout(request.layout)
-        serving.generate(serving.build_static_inputs(request.prompt, request.images), 2)
+        serving.generate(serving.build_static_inputs(request.prompt or "", request.images), 2)
     serving = runtime.for_layout(case.request.layout)
-    serving.generate(serving.build_static_inputs(case.request.prompt, case.request.images), case.gen_steps)
+    if case.request.prompt is None:
+        inputs = static_inputs_of(reference, serving.layout, serving.facts)
+    else:
+        inputs = serving.build_static_inputs(case.request.prompt, case.request.images)
+    serving.generate(inputs, case.gen_steps)
     serving.load_state(key_values_of(reference, serving.facts), int(reference["valid_length"]))
     for step in range(case.decode_steps):
         serving.decode_one(int(reference[f"decode/{step}/token"]))

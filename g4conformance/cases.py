@@ -26,6 +26,7 @@ class Case:
         exercises: the feature that it is there for, one sentence.
         prompt: plain text; `{image}` marks a picture's place, and the beginning-of-sequence token is put in front.
         messages: a conversation instead of `prompt`, rendered with the checkpoint's chat template.
+        vocabulary: instead of both, ids spread over the whole vocabulary: `2/4` is the second of four shares of them.
         images: picture files, relative to the cases file.
         length: exact number of the prompt's tokens, an expression such as `W+1`; needs `{fill}` in the prompt.
         fill: text that takes the place of `{fill}`, repeated and cut until the prompt has `length` tokens.
@@ -39,6 +40,7 @@ class Case:
     exercises: str
     prompt: str | None = None
     messages: tuple[Mapping[str, str], ...] = ()
+    vocabulary: tuple[int, int] | None = None
     images: tuple[str, ...] = ()
     length: str | None = None
     fill: str = ""
@@ -49,8 +51,11 @@ class Case:
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
-        if (self.prompt is None) == (not self.messages):
-            raise CaseError(f"either prompt or messages in case {self.name!r}", "both or neither", "Mend the case.")
+        if sum((self.prompt is not None, bool(self.messages), self.vocabulary is not None)) != 1:
+            wanted = f"one of prompt, messages and vocabulary in case {self.name!r}"
+            raise CaseError(wanted, "none or several", "Mend the case.")
+        if self.vocabulary is not None and (self.images or self.interrupted_by):
+            raise CaseError(f"no images and no interruption in case {self.name!r}, which is of ids", "some", "Mend it.")
         fillable = self.prompt is not None and FILL_MARK in self.prompt and bool(self.fill.strip())
         if self.length is not None and not fillable:
             raise CaseError(
@@ -169,6 +174,13 @@ def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
     return tuple({"role": _string(message["role"]), "content": _string(message["content"])} for message in value)
 
 
+def _share(value: Any) -> tuple[int, int]:
+    part, parts = (int(number) for number in _string(value).split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError("a share such as 2/4")
+    return part, parts
+
+
 _KINDS: dict[str, Callable[[Any], Any]] = {
     "name": _string,
     "exercises": _string,
@@ -176,6 +188,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "fill": _string,
     "length": str,
     "messages": _messages,
+    "vocabulary": _share,
     "images": _strings,
     "interrupted_by": _strings,
     "decode_steps": _number,

@@ -160,7 +160,12 @@ def _may_apply(check: Check, case: Case) -> bool:
     """Whether the case has what the check needs of it; what it needs of the checkpoint is not known yet."""
     from g4conformance.checks.registry import Needs
 
-    return {Needs.IMAGE: bool(case.images), Needs.PROBES: case.self_consistency}.get(check.needs, True)
+    met = {
+        Needs.PROMPT: case.vocabulary is None,
+        Needs.IMAGE: bool(case.images),
+        Needs.PROBES: case.self_consistency,
+    }
+    return met.get(check.needs, True)
 
 
 def _group(case: str) -> pytest.MarkDecorator:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from PIL import Image
+from torch import Tensor
 
 from g4conformance.cases import FILL_MARK, IMAGE_MARK, Case
 from g4conformance.checkpoints.checkpoint import Checkpoint
@@ -15,12 +17,14 @@ from g4conformance.lengths import evaluate_length, fit_text
 from g4conformance.runtime.inputs import derive_layout
 from g4conformance.runtime.layout import StaticLayout
 
+_ROOM_TO_DECODE = 2  # rows that a case of ids leaves in the buffers
+
 
 @dataclass(frozen=True)
 class Request:
-    """A rendered prompt with its pictures, and the static layout that it asks for."""
+    """A rendered prompt with its pictures, and the static layout that it asks for; of ids only, there is no prompt."""
 
-    prompt: str
+    prompt: str | None
     images: tuple[Image.Image, ...]
     inputs: Mapping[str, Any]
     layout: StaticLayout
@@ -72,7 +76,7 @@ def resolve(
     return ResolvedCase(
         case=case,
         request=request,
-        digest=case.digest(request.prompt),
+        digest=case.digest(request.prompt or str(request.inputs["input_ids"].tolist())),
         decode_steps=min(steps, max_seq - length),
         gen_steps=gen_steps if case.gen_steps is None else case.gen_steps,
         before=(request, *between) if between else (),
@@ -86,6 +90,9 @@ def _interrupting(case: Case, name: str, by_name: Mapping[str, Case]) -> Case:
 
 
 def _request(case: Case, checkpoint: Checkpoint, max_seq: int) -> Request:
+    if case.vocabulary is not None:
+        ids = vocabulary_ids(checkpoint, *case.vocabulary, rows=max(1, max_seq - _ROOM_TO_DECODE))
+        return Request(None, (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, StaticLayout(max_seq))
     prompt = _render(case, checkpoint, max_seq)
     images = tuple(case.load_images())
     inputs = checkpoint.process(prompt, images)
@@ -96,6 +103,22 @@ def _request(case: Case, checkpoint: Checkpoint, max_seq: int) -> Request:
             "Shorten it or raise --max-seq.",
         )
     return Request(prompt, images, inputs, derive_layout(inputs, checkpoint.facts.image_token_id, max_seq))
+
+
+def vocabulary_ids(checkpoint: Checkpoint, part: int, parts: int, rows: int) -> Tensor:
+    """Every `parts`-th of at most `parts * rows` ids that are spread evenly over the vocabulary: int64 [1, n].
+
+    All ids are among them if there are no more. Placeholders are not: without a picture they stand for nothing.
+    """
+    text = checkpoint.text_config
+    size = (
+        min(text.vocab_size, text.vocab_size_per_layer_input)
+        if checkpoint.facts.has_per_layer_inputs
+        else text.vocab_size
+    )
+    known = torch.tensor([id for id in range(size) if id not in checkpoint.facts.placeholder_ids])
+    chosen = known[torch.linspace(0, len(known) - 1, min(len(known), parts * rows)).round().long()]
+    return chosen[part - 1 :: parts][None].to(checkpoint.device)
 
 
 def _render(case: Case, checkpoint: Checkpoint, max_seq: int) -> str:

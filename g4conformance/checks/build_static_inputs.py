@@ -13,7 +13,7 @@ from g4conformance.stages import Stage
 _STAGE = Stage.BUILD_STATIC_INPUTS
 
 
-@check("G4-INPUTS-01", stage=_STAGE, budget="exact")
+@check("G4-INPUTS-01", stage=_STAGE, budget="exact", needs=Needs.PROMPT)
 def prompt_ids(run: CaseRun) -> list[Comparison]:
     """The prompt's ids, their number, and where they are valid equal the processor's; padding holds the pad id."""
     expected = static_inputs_of(run.reference, run.layout, run.facts)
@@ -24,14 +24,14 @@ def prompt_ids(run: CaseRun) -> list[Comparison]:
     ]
 
 
-@check("G4-INPUTS-02", stage=_STAGE, budget="exact")
+@check("G4-INPUTS-02", stage=_STAGE, budget="exact", needs=Needs.PROMPT)
 def placeholders_become_padding(run: CaseRun) -> Comparison:
     """In `llm_input_ids` the pad id replaces every placeholder, and nothing else changes."""
     expected = static_inputs_of(run.reference, run.layout, run.facts)
     return compare("llm_input_ids", expected.llm_input_ids, run.observed("llm_input_ids"))
 
 
-@check("G4-INPUTS-03", stage=_STAGE, budget="exact")
+@check("G4-INPUTS-03", stage=_STAGE, budget="exact", needs=Needs.PROMPT)
 def one_beginning_of_sequence(run: CaseRun) -> Comparison:
     """The prompt holds the beginning-of-sequence id once, and first, if the tokenizer has one."""
     ids = run.observed("input_ids")[0]

@@ -24,6 +24,7 @@ class Needs(StrEnum):
     """What must be there for a check to apply; its value says so in a report."""
 
     NOTHING = "nothing"
+    PROMPT = "a prompt in the case"
     IMAGE = "an image in the case"
     PER_LAYER_INPUTS = "per-layer embeddings in the checkpoint"
     PROBES = "self_consistency: true in the case"

@@ -31,6 +31,7 @@ class CaseRun:
     Attributes:
         reference: the reference's tensors, valid rows only.
         runtime: the runtime's tensors, in the shape of the static buffers.
+        has_prompt: false for a case of ids, of which the runtime has nothing to encode.
         probed: whether the runtime was asked for its self-consistency.
         near_tie: the gap between the two largest logits of a reference tensor below which rounding may swap them.
     """
@@ -44,6 +45,7 @@ class CaseRun:
     decode_steps: int
     gen_steps: int
     near_tie: Callable[[str], float]
+    has_prompt: bool = True
     probed: bool = False
 
     @property

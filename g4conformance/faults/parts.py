@@ -89,6 +89,14 @@ def vision_model(runtime: StaticGemma4Runtime) -> Any:
     return runtime.model.model.vision_tower
 
 
+def repack_middle_rows(patch: Patch, embedding: Any) -> None:
+    """Interleaves four neighbouring rows in the middle of a table, as a matrix kernel wants its weights."""
+    weight = embedding.weight.detach().clone()
+    rows = slice(weight.shape[0] // 2, weight.shape[0] // 2 + 4)
+    weight[rows] = weight[rows].t().reshape(4, -1)
+    patch(embedding, "weight", nn.Parameter(weight, requires_grad=False))
+
+
 def text_norms(runtime: StaticGemma4Runtime) -> Iterator[Any]:
     """Every scaled RMSNorm of the decoder, in the order of the modules."""
     for module in text_model(runtime).modules():

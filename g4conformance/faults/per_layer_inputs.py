@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from g4conformance.faults.parts import change_graph, decoding, text_model
+from g4conformance.faults.parts import change_graph, decoding, repack_middle_rows, text_model
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.runtime.static import StaticGemma4Runtime
@@ -118,6 +118,18 @@ def table_in_four_bits(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     step = embedding.weight.detach().abs().amax(dim=-1, keepdim=True) / 7
     weight = (embedding.weight.detach() / step).round() * step
     patch(embedding, "weight", nn.Parameter(weight, requires_grad=False))
+
+
+@_fault(
+    "ple-table-repacked",
+    at=At.WEIGHTS,
+    check="G4-PREFILL-01",
+    case="vocabulary-1",
+    source="ikawrakow/ik_llama.cpp/pull/2117",
+)
+def a_block_of_rows_repacked(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+    """Four rows of the per-layer table are repacked by a kernel that is meant for matrices."""
+    repack_middle_rows(patch, text_model(runtime).embed_tokens_per_layer)
 
 
 @_fault("ple-gate-gelu-exact", at=At.GRAPH, check="G4-PREFILL-03")

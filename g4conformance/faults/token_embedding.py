@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from g4conformance.faults.parts import change_graph, change_output, text_model
+from g4conformance.faults.parts import change_graph, change_output, repack_middle_rows, text_model
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.faults.subjects import Subject
@@ -39,16 +39,12 @@ def scaled_twice(runtime: Runtime, patch: Patch) -> None:
     "embedding-table-repacked",
     at=At.WEIGHTS,
     check="G4-EMBED-01",
-    case="odd-text",
+    case="vocabulary-1",
     source="ikawrakow/ik_llama.cpp/pull/2117",
 )
 def a_block_of_rows_repacked(runtime: StaticGemma4Runtime, patch: Patch) -> None:
-    """Four neighbouring rows of the table are interleaved as a matrix kernel wants its weights."""
-    embedding = text_model(runtime).embed_tokens
-    weight = embedding.weight.detach().clone()
-    rows = slice(weight.shape[0] // 4, weight.shape[0] // 4 + 4)
-    weight[rows] = weight[rows].t().reshape(4, -1)
-    patch(embedding, "weight", torch.nn.Parameter(weight, requires_grad=False))
+    """Four rows of the table are repacked by a kernel that is meant for matrices."""
+    repack_middle_rows(patch, text_model(runtime).embed_tokens)
 
 
 @_fault(

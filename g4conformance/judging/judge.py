@@ -110,6 +110,7 @@ def applies(check: Check, run: CaseRun) -> bool:
     """Whether case and checkpoint have what `check` needs."""
     met = {
         Needs.NOTHING: True,
+        Needs.PROMPT: run.has_prompt,
         Needs.IMAGE: run.layout.num_visual_tokens > 0,
         Needs.PER_LAYER_INPUTS: run.facts.has_per_layer_inputs,
         Needs.PROBES: run.probed,
@@ -136,6 +137,7 @@ def _run(
         decode_steps=case.decode_steps,
         gen_steps=case.gen_steps,
         near_tie=near_tie,
+        has_prompt=case.request.prompt is not None,
         probed=case.case.self_consistency,
     )
 

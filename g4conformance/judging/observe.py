@@ -45,7 +45,8 @@ def observe(runtime: Runtime, case: ResolvedCase, reference: Mapping[str, Tensor
                 _serve(_for_layout(runtime, request.layout), request)
         with errors_of(observation, Stage.BUILD_STATIC_INPUTS):
             runtime = _for_layout(runtime, case.request.layout)
-        _run_on_its_own(runtime, case, observation)
+        given = static_inputs_of(reference, case.request.layout, facts)
+        _run_on_its_own(runtime, case, given, observation)
         _Isolation(runtime, case, reference, facts, observation).run()
         if case.case.self_consistency:
             dtype = reference["pad_embed"].dtype
@@ -59,11 +60,19 @@ def _serve(runtime: Runtime, request: Request) -> None:
     method_of(runtime, "generate")(inputs, 2)
 
 
-def _run_on_its_own(runtime: Runtime, case: ResolvedCase, observation: Observation) -> None:
+def _inputs(runtime: Runtime, case: ResolvedCase, given: StaticInputs) -> StaticInputs:
+    """What the runtime makes of the prompt; a case of ids has none, and gives them to the runtime."""
+    if case.request.prompt is None:
+        return given
+    inputs: StaticInputs = method_of(runtime, "build_static_inputs")(case.request.prompt, case.request.images)
+    return inputs
+
+
+def _run_on_its_own(runtime: Runtime, case: ResolvedCase, given: StaticInputs, observation: Observation) -> None:
     inputs = None
     with listening(runtime, Recorder()) as record:
         with errors_of(observation, Stage.BUILD_STATIC_INPUTS):
-            inputs = method_of(runtime, "build_static_inputs")(case.request.prompt, case.request.images)
+            inputs = _inputs(runtime, case, given)
             _record_inputs(record, inputs)
         if inputs is not None:
             with errors_of(observation, None):

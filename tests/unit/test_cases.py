@@ -124,9 +124,17 @@ def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None) -> N
         load_cases(path)
 
 
-@pytest.mark.parametrize("text", [{}, {"prompt": "x", "messages": ({"role": "user", "content": "x"},)}])
-def test_a_case_has_either_prompt_or_messages(text: dict[str, Any]) -> None:
-    with told(CaseError, expected="either prompt or messages in case 'a'", found="both or neither", remedy="Mend"):
+@pytest.mark.parametrize(
+    "text",
+    [
+        {},
+        {"prompt": "x", "messages": ({"role": "user", "content": "x"},)},
+        {"prompt": "x", "vocabulary": (1, 2)},
+    ],
+)
+def test_a_case_has_one_of_prompt_messages_and_vocabulary(text: dict[str, Any]) -> None:
+    wanted = "one of prompt, messages and vocabulary in case 'a'"
+    with told(CaseError, expected=wanted, found="none or several", remedy="Mend"):
         Case("a", "x", **text)
 
 
@@ -181,3 +189,23 @@ def test_the_digest_covers_prompt_and_pictures(tmp_path: Path) -> None:
     assert case.digest("rendered.") != digest
     (tmp_path / "p.png").write_bytes(b"two")
     assert case.digest("rendered") != digest
+
+
+# --- ids in place of a prompt -----------------------------------------------------------------------------------------
+
+
+def test_a_share_of_the_vocabulary_is_read(tmp_path: Path) -> None:
+    (case,) = load_cases(write(tmp_path, {"cases": [{"name": "a", "exercises": "x", "vocabulary": "2/4"}]}))
+    assert case.vocabulary == (2, 4)
+
+
+@pytest.mark.parametrize("share", ["5/4", "0/4", "half", 2, "1/2/3"])
+def test_a_share_that_is_none_is_told(tmp_path: Path, share: object) -> None:
+    entry = {"name": "a", "exercises": "x", "vocabulary": share}
+    with told(CaseError, expected="well-formed values", found="vocabulary", remedy="Mend"):
+        load_cases(write(tmp_path, {"cases": [entry]}))
+
+
+def test_ids_come_without_pictures_and_interruptions() -> None:
+    with told(CaseError, expected="no images and no interruption in case 'a'", found="some", remedy="Mend"):
+        Case("a", "x", vocabulary=(1, 2), images=("p.png",))

@@ -11,7 +11,7 @@ import pytest
 from g4conformance.cases import Case
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.errors import CaseError
-from g4conformance.prompts import ResolvedCase, resolve
+from g4conformance.prompts import ResolvedCase, resolve, vocabulary_ids
 
 from .asserting import told
 
@@ -149,3 +149,30 @@ def test_digests_tell_requests_apart(resolved: Callable[[str], ResolvedCase], im
     assert len(digests) == 4
     other_picture = replace(image_case.case, images=("images/small.png",))
     assert other_picture.digest(image_case.request.prompt) != image_case.digest
+
+
+# --- ids in place of a prompt -----------------------------------------------------------------------------------------
+
+
+def test_all_shares_together_hold_every_id_once(tiny_checkpoint: Checkpoint) -> None:
+    facts = tiny_checkpoint.facts
+    shares = [vocabulary_ids(tiny_checkpoint, part, 4, rows=132)[0].tolist() for part in (1, 2, 3, 4)]
+    assert sorted(id for share in shares for id in share) == sorted(
+        set(range(facts.vocab_size)) - facts.placeholder_ids
+    )
+    assert all(len(share) <= 132 for share in shares)
+
+
+def test_of_a_larger_vocabulary_ids_are_spread_from_the_first_to_the_last(tiny_checkpoint: Checkpoint) -> None:
+    ids = vocabulary_ids(tiny_checkpoint, 1, 1, rows=10)[0]
+    steps = ids.diff()
+    assert ids[0] == 0
+    assert ids[-1] == max(set(range(tiny_checkpoint.facts.vocab_size)) - tiny_checkpoint.facts.placeholder_ids)
+    assert int(steps.max()) - int(steps.min()) <= 1
+
+
+def test_a_case_of_ids_has_no_prompt_and_leaves_room_to_decode(resolve_own: Resolve) -> None:
+    resolved = resolve_own(Case("ids", "x", vocabulary=(1, 1)), max_seq=12)
+    assert resolved.request.prompt is None
+    assert resolved.request.layout.num_visual_tokens == 0
+    assert (length_of(resolved), resolved.decode_steps) == (10, 2)

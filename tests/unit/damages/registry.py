@@ -77,8 +77,8 @@ def stray(
     check: str, tensors: Tensors, recorded: Recorded, base: str, name: str, index: tuple[int, ...], limits: float = 1.5
 ) -> None:
     """As `miss`, for a check that compares two of the runtime's own tensors: `name` strays from `base`."""
-    budget, largest = budget_of(CHECKS[check], recorded.bench.dtype), float(tensors[base].abs().max())
-    limit = budget.limit(recorded.bench.noise, base, largest, 0.0).largest
+    budget = budget_of(CHECKS[check], recorded.bench.dtype)
+    limit = budget.limit(recorded.bench.noise, base, difference(tensors[base], tensors[base])).largest
     tensors[name][index] = tensors[base][index] + limits * limit
 
 
