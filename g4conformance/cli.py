@@ -19,12 +19,15 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="judge a runtime at all eight stages")
     add_options(verify.add_argument)
+    add_faults_options(commands.add_parser("faults", help="plant known faults and show that the suite sees each"))
     commands.add_parser("checks", help="list every check with its statement")
     commands.add_parser("cases", help="list the bundled cases and what they exercise")
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     if args.command == "verify":
         return run_verify(argv[argv.index("verify") + 1 :])
+    if args.command == "faults":
+        return run_faults_command(args)
     for line in check_lines() if args.command == "checks" else case_lines():
         print(line)
     return 0
@@ -45,6 +48,31 @@ def run_verify(options: list[str]) -> int:
     ]
     suite = ["--pyargs", "g4conformance.suite", "-m", "integration"]
     return int(pytest.main([*suite, *quiet, *options], plugins=[ProgressDisplay()]))
+
+
+def add_faults_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--fault", action="append", default=[], metavar="ID", help="try only this fault; may be repeated")
+    add("--stage", action="append", default=[], metavar="NAME", help="try only faults of this stage; may be repeated")
+    add(
+        "--runtime",
+        metavar="MODULE:FACTORY",
+        help="a runtime of yours: faults at the contract's boundary are put into it",
+    )
+    add("--model", metavar="PATH_OR_ID", help="with --runtime: the checkpoint (default: the bundled tiny one)")
+    add("--report", metavar="FILE", help="also write the matrix to FILE, as JSON (.json) or Markdown (.md)")
+
+
+def run_faults_command(args: argparse.Namespace) -> int:
+    from g4conformance.errors import ConformanceError
+    from g4conformance.faults.command import FaultOptions, run_faults
+
+    options = FaultOptions(tuple(args.fault), tuple(args.stage), args.runtime, args.model, args.report)
+    try:
+        return run_faults(options)
+    except ConformanceError as error:
+        print(f"g4conformance: {error}", file=sys.stderr)
+        return int(pytest.ExitCode.USAGE_ERROR)
 
 
 def check_lines() -> list[str]:

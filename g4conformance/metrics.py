@@ -27,7 +27,10 @@ class Difference:
     """Statistics of `target - base`, over all elements.
 
     `max_abs` and `mean_abs` are infinite when either side holds NaN or Inf at a place where the other differs.
-    `peir` is None where the base is constant or empty. `where` is the index of the greatest difference.
+    `gain` is the factor by which base must be multiplied to come closest to target in least squares, <base, target> /
+    <base, base>; 1 where nothing differs or base is zero, NaN where a side is not finite. Rounding errors cancel in it,
+    a systematic error adds up. `peir` is None where the base is constant or empty. `where` is the index of the greatest
+    difference.
     """
 
     count: int
@@ -36,6 +39,7 @@ class Difference:
     mean_abs: float
     base_max_abs: float
     base_mean_abs: float
+    gain: float
     peir: float | None
     argmax_equal: bool
     where: tuple[int, ...]
@@ -56,7 +60,7 @@ def difference(base: Tensor, target: Tensor) -> Difference:
     """
     _require_same_shape(base, target)
     if base.numel() == 0:
-        return Difference(0, 0, 0.0, 0.0, 0.0, 0.0, None, True, ())
+        return Difference(0, 0, 0.0, 0.0, 0.0, 0.0, 1.0, None, True, ())
     target = target.to(base.device)
     if torch.equal(base, target) and bool(torch.isfinite(base).all()):
         return _no_difference(base)
@@ -73,6 +77,7 @@ def difference(base: Tensor, target: Tensor) -> Difference:
         mean_abs=float(delta.mean()),
         base_max_abs=largest,
         base_mean_abs=float(base64.abs().mean()),
+        gain=_gain(base64, target64),
         peir=float(delta.max()) / interval if interval > 0 else None,
         argmax_equal=bool((base64.argmax(-1) == target64.argmax(-1)).all()) if base.ndim else True,
         where=tuple(int(i) for i in torch.unravel_index(torch.tensor(flat_where), base.shape)),
@@ -90,10 +95,16 @@ def _no_difference(base: Tensor) -> Difference:
         mean_abs=0.0,
         base_max_abs=max(abs(low), abs(high)),
         base_mean_abs=float(base.double().abs().mean()),
+        gain=1.0,
         peir=0.0 if high > low else None,
         argmax_equal=True,
         where=(0,) * base.ndim,
     )
+
+
+def _gain(base: Tensor, target: Tensor) -> float:
+    power = float(base.square().sum())
+    return float((base * target).sum()) / power if power else 1.0
 
 
 def top_two_gap(logits: Tensor) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,10 +18,13 @@ class Comparison:
         tensor: trace name; budgets look up their noise under it.
         difference: None where the shapes differ, which no budget forgives.
         detail: the mismatch in words, where words say more than an index.
+        expected, actual: what was compared.
     """
 
     tensor: str
     difference: Difference | None
+    expected: Tensor = field(repr=False, compare=False)
+    actual: Tensor = field(repr=False, compare=False)
     detail: str = ""
 
     def explained(self, detail: str) -> Comparison:
@@ -32,10 +35,11 @@ def compare(tensor: str, expected: Tensor, actual: Tensor) -> Comparison:
     """Compares all elements; a difference of shape or of kind (floating, integer, boolean) is a mismatch of its own."""
     if expected.shape != actual.shape:
         shapes = f"{tensor}.shape={tuple(actual.shape)}, but should be {tuple(expected.shape)}"
-        return Comparison(tensor, None, shapes)
+        return Comparison(tensor, None, expected, actual, shapes)
     if _kind(expected) != _kind(actual):
-        return Comparison(tensor, None, f"{tensor}.dtype={actual.dtype}, but should be {expected.dtype}")
-    return Comparison(tensor, difference(expected, actual))
+        kinds = f"{tensor}.dtype={actual.dtype}, but should be {expected.dtype}"
+        return Comparison(tensor, None, expected, actual, kinds)
+    return Comparison(tensor, difference(expected, actual), expected, actual)
 
 
 def holds(tensor: str, true_where_right: Tensor, detail: str) -> Comparison:

@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from g4conformance.budgets import Budget, Limit, budget_of
+from g4conformance.budgets import Budget, Limit, budget_of, rounding_factor
 from g4conformance.checkpoints.facts import ModelFacts
 from g4conformance.checks import CHECKS, Check
 from g4conformance.checks.compare import Comparison
 from g4conformance.checks.registry import Needs
 from g4conformance.checks.run import CaseRun, Mode, NotObserved
 from g4conformance.judging.observation import Observation
+from g4conformance.judging.traits import traits_of
 from g4conformance.judging.verdict import Measurement, Status, Verdict
+from g4conformance.metrics import Difference
 from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.noise import Noise
 from g4conformance.stages import Stage, stage_of, upstream
@@ -46,6 +48,18 @@ def judge(case: ResolvedCase, reference: Mapping[str, Tensor], observation: Obse
         if not (mode is Mode.ACCUMULATED and check.stage in observation.same and Mode.ISOLATED in check.modes)
     ]
     return blame(verdicts)
+
+
+def verdict_of(
+    check: Check,
+    case: ResolvedCase,
+    reference: Mapping[str, Tensor],
+    observation: Observation,
+    bench: Bench,
+    mode: Mode,
+) -> Verdict:
+    """What one check finds in one mode, whoever is to blame."""
+    return _verdict(check, _run(case, reference, observation, bench, mode), observation, bench)
 
 
 def blame(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -81,11 +95,11 @@ def applies(check: Check, run: CaseRun) -> bool:
 def _run(
     case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench, mode: Mode
 ) -> CaseRun:
-    logits_budget = bench.budget(CHECKS["G4-DECODE-09"])
+    logits_factor = rounding_factor("G4-DECODE-09", bench.dtype, bench.scheme)
 
     def near_tie(name: str) -> float:
         largest = float(reference[name].abs().max())
-        return 2 * logits_budget.limit(bench.noise, name, largest, largest).largest
+        return 2 * logits_factor * bench.noise.allowed_largest(name, largest)
 
     return CaseRun(
         case=case.case.name,
@@ -142,7 +156,8 @@ def _unobserved(blank: Verdict, name: str, observation: Observation) -> Verdict:
 
 def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise: Noise) -> Verdict:
     if mismatch := next((c for c in found if c.difference is None), None):
-        return replace(blank, status=Status.FAIL, where=mismatch.detail, would_pass=math.inf)
+        where, traits = mismatch.detail, traits_of(mismatch)
+        return replace(blank, status=Status.FAIL, where=where, would_pass=math.inf, traits=traits)
     if not any(c.difference.count for c in found if c.difference):
         detail = next((c.detail for c in found if c.detail), "this case has nothing to compare here")
         return replace(blank, status=Status.NOT_APPLICABLE, where=detail)
@@ -153,20 +168,21 @@ def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise
         mismatched=sum(c.difference.mismatched for c in found if c.difference),
     )
     worst = max(measurements, key=lambda m: m.ratio)
-    failed = worst.ratio > 1.0
-    return replace(
+    judged = replace(
         counted,
-        status=Status.FAIL if failed else Status.PASS,
         measurement=worst,
         would_pass=worst.ratio * budget.factor if math.isfinite(worst.ratio) else math.inf,
-        where=_where(found, measurements) if failed else "",
     )
+    beyond = [c for c, m in zip(found, measurements, strict=True) if m.ratio > 1.0]
+    if not beyond:
+        return judged
+    return replace(judged, status=Status.FAIL, where=_where(beyond), traits=traits_of(beyond[0]))
 
 
 def _measurement(comparison: Comparison, budget: Budget, noise: Noise) -> Measurement:
     found = comparison.difference
     assert found is not None
-    limit = budget.limit(noise, comparison.tensor, found.base_max_abs, found.base_mean_abs)
+    limit = budget.limit(noise, comparison.tensor, found)
     return Measurement(
         tensor=comparison.tensor,
         max_abs=found.max_abs,
@@ -175,23 +191,25 @@ def _measurement(comparison: Comparison, budget: Budget, noise: Noise) -> Measur
         argmax_equal=found.argmax_equal,
         allowed_max=limit.largest,
         allowed_mean=limit.mean,
-        ratio=_ratio(found.max_abs, found.mean_abs, limit),
+        gain=found.gain,
+        allowed_gain=limit.gain,
+        ratio=_ratio(found, limit),
     )
 
 
-def _ratio(max_abs: float, mean_abs: float, limit: Limit) -> float:
+def _ratio(found: Difference, limit: Limit) -> float:
     def over(measured: float, allowed: float) -> float:
         if measured == 0.0:
             return 0.0
         return measured / allowed if allowed > 0 else math.inf
 
-    ratio = max(over(max_abs, limit.largest), over(mean_abs, limit.mean))
-    return math.inf if math.isnan(ratio) else ratio
+    pairs = (found.max_abs, limit.largest), (found.mean_abs, limit.mean), (abs(found.gain - 1.0), limit.gain)
+    ratios = [over(measured, allowed) for measured, allowed in pairs]
+    return math.inf if any(map(math.isnan, ratios)) else max(ratios)
 
 
-def _where(found: Sequence[Comparison], measurements: Sequence[Measurement]) -> str:
+def _where(beyond: Sequence[Comparison]) -> str:
     """The first tensor, in the order in which the runtime makes them, that is beyond its limit."""
-    beyond = [c for c, m in zip(found, measurements, strict=True) if m.ratio > 1.0]
     first = beyond[0]
     difference = first.difference
     assert difference is not None

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from g4conformance.checks.run import Mode
+from g4conformance.judging.traits import Traits
 from g4conformance.stages import Stage
 
 
@@ -37,6 +38,8 @@ class Measurement:
     argmax_equal: bool
     allowed_max: float
     allowed_mean: float
+    gain: float
+    allowed_gain: float
     ratio: float
 
 
@@ -49,6 +52,7 @@ class Verdict:
         would_pass: the factor of noise (or 0 for exact) with which the check would have passed.
         count: number of values compared; mismatched: how many of them were beyond an exact budget.
         where: what differs and where, in words.
+        traits: of the first tensor that failed.
     """
 
     check: str
@@ -62,6 +66,7 @@ class Verdict:
     count: int = 0
     mismatched: int = 0
     where: str = ""
+    traits: Traits | None = None
 
     @property
     def failed(self) -> bool:
@@ -74,7 +79,7 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
-        measurement = data["measurement"]
+        measurement, traits = data["measurement"], data["traits"]
         return cls(
             **{
                 **data,
@@ -82,5 +87,6 @@ class Verdict:
                 "mode": Mode(data["mode"]),
                 "status": Status(data["status"]),
                 "measurement": None if measurement is None else Measurement(**measurement),
+                "traits": None if traits is None else Traits.from_dict(traits),
             }
         )

@@ -15,28 +15,32 @@ from torch import Tensor
 
 from g4conformance.metrics import Difference, difference
 
-_PREFIX = re.compile(r"^(prefill|decode/\d+)/")
-FORMAT_VERSION = 2  # of the saved file; another version is measured again
+_PREFIX = re.compile(r"^(self/\w+/)?(prefill|decode/\d+)/")
+FORMAT_VERSION = 3  # of the saved file; another version is measured again
 
 
 def kind_of(trace_name: str) -> str:
-    """The key under which noise is kept: the trace name without prefill or the decode step, which compute the same."""
+    """The key under which noise is kept: the trace name without probe and without prefill or step: they compute one."""
     return _PREFIX.sub("", trace_name)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Greatest |difference| / max|base| and mean |difference| / mean|base|, by kind of tensor; never below eps.
+    """Three measures of rounding noise by kind of tensor, each never below eps.
 
     Attributes:
         eps: the dtype's machine epsilon.
-        largest, mean: what calibration measured; kinds that it did not meet count as zero.
+        largest: greatest |difference| / max|base| that calibration measured; kinds that it did not meet count as zero.
+        mean: mean |difference| / mean|base|, likewise.
+        gain: |gain - 1| times the root of the number of values, likewise: independent errors cancel in a gain the more,
+            the more values there are.
         worst_peir: the largest PEIR of logits between two ways of computing them, by way.
     """
 
     eps: float
     largest: Mapping[str, float]
     mean: Mapping[str, float]
+    gain: Mapping[str, float]
     worst_peir: Mapping[str, float]
 
     def allowed_largest(self, tensor: str, base_max_abs: float) -> float:
@@ -44,6 +48,9 @@ class Noise:
 
     def allowed_mean(self, tensor: str, base_mean_abs: float) -> float:
         return max(self.mean.get(kind_of(tensor), 0.0), self.eps) * base_mean_abs
+
+    def allowed_gain(self, tensor: str, count: int) -> float:
+        return max(self.gain.get(kind_of(tensor), 0.0), self.eps) / math.sqrt(count)
 
     def save(self, path: Path) -> None:
         """Writes JSON, whole or not at all."""
@@ -68,6 +75,7 @@ class NoiseMeter:
         self.eps = float(torch.finfo(dtype).eps)
         self.largest: dict[str, float] = {}
         self.mean: dict[str, float] = {}
+        self.gain: dict[str, float] = {}
         self.worst_peir: dict[str, float] = {}
 
     def add(self, way: str, base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
@@ -84,9 +92,10 @@ class NoiseMeter:
         kind = kind_of(name)
         self.largest[kind] = max(self.largest.get(kind, 0.0), found.max_abs / found.base_max_abs)
         self.mean[kind] = max(self.mean.get(kind, 0.0), found.mean_abs / found.base_mean_abs)
+        self.gain[kind] = max(self.gain.get(kind, 0.0), abs(found.gain - 1.0) * math.sqrt(found.count))
 
     def noise(self) -> Noise:
-        return Noise(self.eps, self.largest, self.mean, self.worst_peir)
+        return Noise(self.eps, self.largest, self.mean, self.gain, self.worst_peir)
 
 
 def _peir(found: Difference) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from g4conformance.judging.verdict import Measurement, Status, Verdict
+from g4conformance.report.suspects import likely
 from g4conformance.stages import upstream
 
 
@@ -21,7 +22,7 @@ def failure_text(verdicts: Sequence[Verdict], of_case: Sequence[Verdict], repeat
     lines = [f"{told.check} {told.stage}, case {told.case}: {told.statement}"]
     for verdict in verdicts:
         lines += _mode_lines(verdict)
-    lines.append(_blame_line(told, of_case))
+    lines += [_blame_line(told, of_case), _seen_before(of_case)]
     lines.append(f"  repeat: {repeat}")
     return "\n".join(line for line in lines if line)
 
@@ -46,7 +47,7 @@ def describe(measurement: Measurement) -> str:
     argmax = "same" if measurement.argmax_equal else "another"
     return (
         f"worst in {measurement.tensor}: max |diff| {measurement.max_abs:.3g}, mean |diff| {measurement.mean_abs:.3g}, "
-        f"PEIR {peir}, argmax {argmax}"
+        f"gain {measurement.gain:.6g}, PEIR {peir}, argmax {argmax}"
     )
 
 
@@ -59,8 +60,8 @@ def _allowance(verdict: Verdict) -> str:
         "no budget" if verdict.would_pass in (None, math.inf) else f"{verdict.would_pass:.3g} x the reference's noise"
     )
     return (
-        f"allowed: max |diff| {measurement.allowed_max:.3g}, mean |diff| {measurement.allowed_mean:.3g}; "
-        f"would have passed with {would}"
+        f"allowed: max |diff| {measurement.allowed_max:.3g}, mean |diff| {measurement.allowed_mean:.3g}, "
+        f"gain off by {measurement.allowed_gain:.3g}; would have passed with {would}"
     )
 
 
@@ -70,6 +71,12 @@ def _blame_line(told: Verdict, of_case: Sequence[Verdict]) -> str:
         return f"  inherited from: {_by_stage(blamed)}" if blamed else ""
     inheriting = [v for v in of_case if v.status is Status.INHERITED and told.stage in upstream(v.stage)]
     return f"  inherited by: {_by_stage(inheriting)}" if inheriting else ""
+
+
+def _seen_before(of_case: Sequence[Verdict]) -> str:
+    """The known mistakes that the whole case looks like."""
+    names = ", ".join(suspect.fault.id for suspect in likely(of_case))
+    return f"  seen before: {names} (see docs/kill-matrix.md)" if names else ""
 
 
 def _by_stage(verdicts: Sequence[Verdict]) -> str:

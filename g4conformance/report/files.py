@@ -14,6 +14,7 @@ from g4conformance.errors import ConformanceError
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.report.failure import describe
 from g4conformance.report.summary import stage_verdict
+from g4conformance.report.suspects import likely, suspect_data
 from g4conformance.stages import Stage
 
 SUFFIXES = (".json", ".html")
@@ -46,10 +47,11 @@ def write_report(path: Path, verdicts: Sequence[Verdict], setting: Mapping[str, 
 
 
 def as_json(verdicts: Sequence[Verdict], setting: Mapping[str, Any]) -> str:
-    """`{"setting": ..., "stages": {stage: verdict}, "verdicts": [...]}`; infinite numbers are written as null."""
+    """`{"setting": ..., "stages": {stage: verdict}, "suspects": [...], "verdicts": [...]}`; infinities become null."""
     document = {
         "setting": dict(setting),
         "stages": {stage: stage_verdict(own) for stage, own in _by_stage(verdicts).items()},
+        "suspects": suspect_data(likely(verdicts)),
         "verdicts": [v.as_dict() for v in verdicts],
     }
     return json.dumps(_finite(document), indent=1, allow_nan=False)
@@ -63,7 +65,7 @@ def as_html(verdicts: Sequence[Verdict], setting: Mapping[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(title)}</title><style>{_STYLE}</style>'
         f"<h1>{_text(title)}: {'does not conform' if wrong else 'conforms'}</h1>"
-        f"{_case_table(verdicts)}{_findings(verdicts)}<h2>Setting</h2><table>{facts}</table></html>"
+        f"{_case_table(verdicts)}{_suspects(verdicts)}{_findings(verdicts)}<h2>Setting</h2><table>{facts}</table></html>"
     )
 
 
@@ -81,6 +83,16 @@ def _case_row(case: str, verdicts: Sequence[Verdict]) -> str:
         f'<td class="{word.replace(" ", "-")}">{"" if word == "not applicable" else word}</td>' for word in words
     )
     return f"<tr><th>{_text(case)}</th>{cells}</tr>"
+
+
+def _suspects(verdicts: Sequence[Verdict]) -> str:
+    """A list of the known mistakes that this looks like, each with the places where it was reported."""
+    items = "".join(
+        f"<li><code>{_text(s.fault.id)}</code> ({s.resemblance:.0%}): {_text(s.fault.mechanism)} "
+        + " ".join(f'<a href="{_text(link)}">{_text(link)}</a>' for link in s.fault.links)
+        for s in likely(verdicts)
+    )
+    return f"<h2>Known mistakes that look like this</h2><ol>{items}</ol>" if items else ""
 
 
 def _findings(verdicts: Sequence[Verdict]) -> str:

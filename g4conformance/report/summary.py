@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from g4conformance.judging.verdict import Status, Verdict
+from g4conformance.report.suspects import likely, suspect_lines
 from g4conformance.stages import Stage
 
 _WIDTH = 140
@@ -112,6 +114,8 @@ def _closing_lines(verdicts: Sequence[Verdict], failed_tests: int) -> list[str]:
         order = list(Stage)
         first = min(wrong, key=lambda v: order.index(v.stage))
         lines.append(f"[bold red]does not conform[/]: wrong first at {first.stage} ({first.check}, case {first.case})")
+        if resembling := suspect_lines(likely(verdicts)):
+            lines += ["known mistakes that look like this:", *map(escape, resembling)]
     elif failed_tests:
         lines.append(f"[bold red]incomplete[/]: {failed_tests} tests failed for another reason than a wrong value")
     elif judged:

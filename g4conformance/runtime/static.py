@@ -141,10 +141,14 @@ class StaticGemma4Runtime:
             LayoutError: the image has another patch grid.
         """
         if self.vision is None:
-            grid = self.layout.patch_grid or patch_grid(image_position_ids)
-            constants = grid_position_ids(grid, image_position_ids.shape[1]).to(image_position_ids.device)
-            self.vision = StaticVisionTower(self.model.model, constants, self.checkpoint.dtype)
+            self.vision = self._vision_tower(image_position_ids)
         return self._emit("visual_embeds", self.vision(pixel_values, image_position_ids, self._emit))
+
+    def _vision_tower(self, image_position_ids: Tensor) -> StaticVisionTower:
+        """Graphs for the layout's patch grid, or for this image's where the layout leaves it open."""
+        grid = self.layout.patch_grid or patch_grid(image_position_ids)
+        constants = grid_position_ids(grid, image_position_ids.shape[1]).to(image_position_ids.device)
+        return StaticVisionTower(self.model.model, constants, self.checkpoint.dtype)
 
     def mm_fusion(self, text_embeds: Tensor, visual_embeds: Tensor) -> Tensor:
         """[B, S, H], [V, H] -> [B, S, H], with the soft tokens in the layout's slot.

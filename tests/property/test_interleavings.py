@@ -87,9 +87,10 @@ def require_close(check: str, expected: Tensor, actual: Tensor) -> None:
     """Within what `check` allows for logits, given the checkpoint's own rounding noise."""
     found = difference(expected, actual)
     budget = budget_of(CHECKS[check], "float32")
-    limit: Limit = budget.limit(noise(), "prefill/logits", found.base_max_abs, found.base_mean_abs)
+    limit: Limit = budget.limit(noise(), "prefill/logits", found)
     assert found.max_abs <= limit.largest
     assert found.mean_abs <= limit.mean
+    assert abs(found.gain - 1) <= limit.gain
 
 
 def requests_of(output: Output, rows: int) -> ProbeRequests:

@@ -18,7 +18,7 @@ from g4conformance.trace import Trace
 
 DECODE_STEPS, GEN_STEPS = 2, 3
 # A hand-made stand-in for calibration, the same for every tensor: 64 float32 eps, more than the runtime needs.
-NOISE = Noise(eps=2.0**-17, largest={}, mean={}, worst_peir={})
+NOISE = Noise(eps=2.0**-17, largest={}, mean={}, gain={}, worst_peir={})
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,13 @@ def test_difference_sees_a_moved_argmax_in_any_row() -> None:
     assert not difference(BASE, torch.stack([BASE[0], -BASE[1]])).argmax_equal
 
 
+def test_a_gain_is_what_scales_base_onto_target() -> None:
+    assert difference(BASE, BASE).gain == 1.0
+    assert difference(BASE, BASE * 0.75).gain == 0.75
+    assert difference(BASE, BASE + torch.tensor([[4.0, 0.0], [0.0, 0.0]])).gain == 1.0, "across base, not along it"
+    assert difference(torch.zeros(2), torch.ones(2)).gain == 1.0
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("sides", ["base", "target", "both"])
 def test_what_is_not_finite_is_infinitely_wrong_even_on_both_sides(value: float, sides: str) -> None:

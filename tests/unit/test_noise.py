@@ -14,6 +14,7 @@ from g4conformance.checkpoints.checkpoint import DTYPES
 from g4conformance.checks import CHECKS
 from g4conformance.checks.registry import BudgetKind, Check
 from g4conformance.errors import UnsoundReferenceError
+from g4conformance.metrics import difference
 from g4conformance.reference.noise import Noise, NoiseMeter, kind_of
 from g4conformance.reference.selfcheck import require_sound
 
@@ -25,8 +26,11 @@ NOISE = Noise(
     eps=1e-3,
     largest={"logits": 0.5, "layer/3/key": 0.25, "quiet": 1e-9},
     mean={"logits": 0.1},
+    gain={"logits": 0.2},
     worst_peir={"another attention implementation": 1e-4},
 )
+# Of a reference of four values, at most 16 and 8 on average.
+FOUND = difference(torch.tensor([16.0, 8.0, 8.0, 0.0]), torch.tensor([16.0, 8.0, 8.0, 0.5]))
 
 
 # --- noise ----------------------------------------------------------------------------------------------------------
@@ -38,6 +42,8 @@ NOISE = Noise(
         ("decode/0/logits", "logits"),
         ("prefill/logits", "logits"),
         ("decode/17/layer/3/key", "layer/3/key"),
+        ("self/larger/decode/17/layer/3/key", "layer/3/key"),
+        ("self/base/prefill/logits", "logits"),
         ("prefill/layer/3/key", "layer/3/key"),
         ("decode/2/text_embeds", "text_embeds"),
         ("text_embeds", "text_embeds"),
@@ -58,6 +64,11 @@ def test_noise_scales_with_the_reference_and_never_falls_below_eps() -> None:
     assert NOISE.allowed_mean("never met", 16.0) == 16e-3
 
 
+def test_the_noise_of_a_gain_shrinks_with_the_number_of_values() -> None:
+    assert NOISE.allowed_gain("prefill/logits", 100) == pytest.approx(0.02)
+    assert NOISE.allowed_gain("never met", 100) == pytest.approx(1e-4)
+
+
 def test_noise_survives_a_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "noise.json"
     NOISE.save(path)
@@ -74,7 +85,7 @@ def test_unreadable_noise_is_measured_again(tmp_path: Path, content: str | None)
 
 
 def test_noise_that_is_infinite_survives_too(tmp_path: Path) -> None:
-    unsound = Noise(1e-7, {"logits": math.inf}, {}, {"way": math.inf})
+    unsound = Noise(1e-7, {"logits": math.inf}, {}, {}, {"way": math.inf})
     unsound.save(tmp_path / "noise.json")
     assert Noise.load(tmp_path / "noise.json") == unsound
     assert "Infinity" in json.dumps(vars(unsound))
@@ -101,31 +112,32 @@ def test_the_meter_keeps_the_worst_of_each_kind() -> None:
     assert noise.eps == torch.finfo(torch.float32).eps
     assert noise.largest == {"logits": 0.125}
     assert noise.mean == {"logits": 0.125}
+    assert noise.gain == {"logits": pytest.approx(0.125 * math.sqrt(2))}
     assert noise.worst_peir == {"a way": 0.125, "a better way": 0.0}
 
 
 @pytest.mark.parametrize("found", [3e-2, math.inf, math.nan])
 def test_a_reference_at_odds_with_itself_stops_the_run(found: float) -> None:
-    noise = Noise(eps=1e-4, largest={}, mean={}, worst_peir={"a way": 1e-3, "another way": found})
+    noise = Noise(eps=1e-4, largest={}, mean={}, gain={}, worst_peir={"a way": 1e-3, "another way": found})
     with told(UnsoundReferenceError, expected="a PEIR of 0.02", found="another way", remedy="No runtime was judged"):
         require_sound(noise)
 
 
 def test_rounding_is_not_held_against_the_reference() -> None:
-    require_sound(Noise(eps=1e-4, largest={}, mean={}, worst_peir={"a way": 2e-2}))
+    require_sound(Noise(eps=1e-4, largest={}, mean={}, gain={}, worst_peir={"a way": 2e-2}))
 
 
 # --- budgets --------------------------------------------------------------------------------------------------------
 
 
 def test_a_rounding_budget_is_a_multiple_of_noise() -> None:
-    limit = Budget(BudgetKind.ROUNDING, 4.0, "measured").limit(NOISE, "prefill/logits", 16.0, 8.0)
-    assert (limit.largest, limit.mean) == (32.0, 3.2)
+    limit = Budget(BudgetKind.ROUNDING, 4.0, 8.0, "measured").limit(NOISE, "prefill/logits", FOUND)
+    assert (limit.largest, limit.mean, limit.gain) == (32.0, pytest.approx(3.2), pytest.approx(0.8))
 
 
 def test_an_exact_budget_allows_nothing() -> None:
-    limit = Budget(BudgetKind.EXACT, 4.0, "").limit(NOISE, "prefill/logits", 16.0, 8.0)
-    assert (limit.largest, limit.mean) == (0.0, 0.0)
+    limit = Budget(BudgetKind.EXACT, 4.0, 8.0, "").limit(NOISE, "prefill/logits", FOUND)
+    assert (limit.largest, limit.mean, limit.gain) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

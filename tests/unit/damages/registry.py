@@ -11,6 +11,7 @@ from torch import Tensor
 from g4conformance.budgets import budget_of
 from g4conformance.checks import CHECKS
 from g4conformance.expected import padded_reference
+from g4conformance.metrics import difference
 from g4conformance.runtime.masks import mask_bias
 
 from ..recording import Recorded
@@ -61,8 +62,8 @@ def limit_of(check: str, recorded: Recorded, name: str) -> float:
     base = padded_reference(recorded.reference, recorded.case.request.layout, name)
     if name.startswith("vision/layer/"):  # padding patches are not compared
         base = base[(recorded.reference["image_position_ids"] != -1).any(dim=-1)]
-    largest = float(base.abs().max())
-    return budget_of(CHECKS[check], recorded.bench.dtype).limit(recorded.bench.noise, name, largest, 0.0).largest
+    budget = budget_of(CHECKS[check], recorded.bench.dtype)
+    return budget.limit(recorded.bench.noise, name, difference(base, base)).largest
 
 
 def miss(
@@ -76,8 +77,8 @@ def stray(
     check: str, tensors: Tensors, recorded: Recorded, base: str, name: str, index: tuple[int, ...], limits: float = 1.5
 ) -> None:
     """As `miss`, for a check that compares two of the runtime's own tensors: `name` strays from `base`."""
-    budget, largest = budget_of(CHECKS[check], recorded.bench.dtype), float(tensors[base].abs().max())
-    limit = budget.limit(recorded.bench.noise, base, largest, 0.0).largest
+    budget = budget_of(CHECKS[check], recorded.bench.dtype)
+    limit = budget.limit(recorded.bench.noise, base, difference(tensors[base], tensors[base])).largest
     tensors[name][index] = tensors[base][index] + limits * limit
 
 

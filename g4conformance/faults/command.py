@@ -1,0 +1,126 @@
+"""What `g4conformance faults` does: try faults, print the matrix, write it, and say whether all were killed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from g4conformance.checkpoints.checkpoint import LoadOptions, load_checkpoint
+from g4conformance.errors import ConformanceError
+from g4conformance.faults import FAULTS
+from g4conformance.faults.markdown import as_markdown
+from g4conformance.faults.matrix import (
+    as_data,
+    as_table,
+    headline,
+    select_faults,
+    shipped_workbench,
+    survivors,
+    try_on,
+    try_on_shipped,
+)
+from g4conformance.faults.sensitivity import findings
+from g4conformance.faults.subjects import Subject, subject_checkpoint
+from g4conformance.faults.trial import Trial
+from g4conformance.fixtures import bundled_checkpoint
+from g4conformance.stages import Stage
+
+SUFFIXES = (".json", ".md")
+_WIDTH = 180
+
+
+@dataclass(frozen=True)
+class FaultOptions:
+    """What the command was asked to do."""
+
+    ids: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
+    runtime: str | None = None
+    model: str | None = None
+    report: str | None = None
+
+
+def run_faults(options: FaultOptions) -> int:
+    """Tries the chosen faults; 0 if every one was killed at its stage, 1 if not.
+
+    Raises:
+        ConformanceError: an unknown fault or stage, a runtime that cannot be made, or a report that cannot be written.
+    """
+    faults = _chosen(options)
+    report = _report_path(options.report)
+    if options.runtime is None:
+        trials = _with_progress(try_on_shipped(faults), len(faults))
+    else:
+        checkpoint = load_checkpoint(options.model or bundled_checkpoint(), LoadOptions())
+        boundary = [fault for fault in faults if fault.boundary]
+        trials = _with_progress(try_on(checkpoint, _made(options.runtime, checkpoint), boundary), len(boundary))
+    console = Console(width=_WIDTH, highlight=False)
+    console.print(as_table(trials))
+    console.print(headline(trials))
+    blind = _blind_spots() if options.runtime is None and not (options.ids or options.stages) else []
+    for line in blind:
+        console.print(f"[bold red]not seen[/]: {line}")
+    if report is not None:
+        _write(report, as_markdown(trials) if report.suffix == ".md" else json.dumps(as_data(trials), indent=1))
+    return 1 if survivors(trials) or blind or not trials else 0
+
+
+def _chosen(options: FaultOptions) -> list[Any]:
+    if unknown := [id for id in options.ids if id not in FAULTS]:
+        raise ConformanceError("the id of a fault", repr(unknown[0]), "See `g4conformance faults` for all of them.")
+    known = [stage.value for stage in Stage]
+    if unknown := [stage for stage in options.stages if stage not in known]:
+        raise ConformanceError(f"one of {', '.join(known)}", repr(unknown[0]), "Check --stage.")
+    return select_faults(options.ids, [Stage(stage) for stage in options.stages])
+
+
+def _report_path(report: str | None) -> Path | None:
+    if report is None:
+        return None
+    path = Path(report)
+    if path.suffix not in SUFFIXES or not path.absolute().parent.is_dir():
+        raise ConformanceError(
+            f"a file ending in {' or '.join(SUFFIXES)}, in a folder that exists", report, "Check it."
+        )
+    return path
+
+
+def _made(spec: str, checkpoint: Any) -> Any:
+    """The runtime that `package.module:factory` makes of the checkpoint."""
+    module, _, factory = spec.partition(":")
+    sys.path.insert(0, os.getcwd())  # an adopter's module lies where the command is called
+    try:
+        make: Callable[[Any], Any] = getattr(importlib.import_module(module), factory)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConformanceError(
+            "--runtime package.module:factory, where factory(checkpoint) makes a runtime",
+            f"{spec} ({error})",
+            "Check it.",
+        ) from None
+    return make(checkpoint)
+
+
+def _with_progress(trials: Any, total: int) -> list[Trial]:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, transient=True, console=Console(stderr=True)) as progress:
+        return list(progress.track(trials, total=total, description="planting faults"))
+
+
+def _blind_spots() -> Sequence[str]:
+    bench = shipped_workbench(subject_checkpoint(Subject.BUNDLED))
+    return [f"{f.probe.check}: {f.probe.tensor}, {f.probe.place}" for f in findings(bench) if not f.red]
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)

@@ -1,0 +1,213 @@
+"""A trial: one fault planted, one case run, and what the suite made of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from g4conformance.checkpoints.checkpoint import Checkpoint
+from g4conformance.checks import CHECKS
+from g4conformance.checks.run import Mode
+from g4conformance.faults.registry import Fault
+from g4conformance.judging.judge import judge
+from g4conformance.judging.observation import Observation
+from g4conformance.judging.observe import observe
+from g4conformance.judging.verdict import Status, Verdict
+from g4conformance.metrics import difference
+from g4conformance.prompts import ResolvedCase
+from g4conformance.reference.record import record_reference
+from g4conformance.runtime.contract import Runtime
+from g4conformance.runtime.layout import StaticLayout
+from g4conformance.session import ConformanceSession, RunOptions
+from g4conformance.stages import Stage, stage_of, upstream
+
+_SHORT_PROMPT = "text-only"
+QUICK = RunOptions(decode_steps=3, gen_steps=4)  # a frozen position and a lost row show at the second step
+
+
+class Outcome(StrEnum):
+    """How a trial ended; only `killed` speaks for the suite."""
+
+    KILLED = "killed"
+    SURVIVED = "survived"
+    MISPLACED = "blamed on another stage"
+    CRASHED = "crashed"
+    NOT_APPLIED = "not applied"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of one fault.
+
+    Attributes:
+        killers: every check of the fault's stage that turned red in isolation, with measured / allowed; infinite where
+            nothing is allowed.
+        shown_in: trace name of the first tensor, in the order of the stages, that the fault alters.
+        missed_by: the naive observations that would not have noticed.
+        detail: why it is no kill.
+    """
+
+    fault: Fault
+    outcome: Outcome
+    killers: Mapping[str, float] = field(default_factory=dict)
+    shown_in: str = ""
+    missed_by: tuple[str, ...] = ()
+    detail: str = ""
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def margin(self) -> float:
+        return self.killers.get(self.fault.check, 0.0)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case with everything about it that no fault changes."""
+
+    case: ResolvedCase
+    reference: Mapping[str, Tensor]
+    clean: Observation
+
+
+class Workbench:
+    """Tries faults on one runtime; the reference and the clean runtime run once a case.
+
+    Raises:
+        ConformanceError: as `ConformanceSession`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, options: RunOptions = QUICK) -> None:
+        self.checkpoint, self.runtime = checkpoint, runtime
+        self.session = ConformanceSession(checkpoint, runtime, options)
+        self._prepared: dict[str, Prepared] = {}
+
+    def prepared(self, name: str) -> Prepared:
+        if name not in self._prepared:
+            case = self.session.cases[name]
+            reference = record_reference(self.checkpoint, case.request.inputs, case.reference_steps, name, case.digest)
+            clean = observe(self.runtime, case, reference, self.checkpoint.facts)
+            self._prepared[name] = Prepared(case, reference, clean)
+        return self._prepared[name]
+
+    def judged(self, prepared: Prepared, observation: Observation) -> list[Verdict]:
+        return judge(prepared.case, prepared.reference, observation, self.session.bench)
+
+    def observed(self, fault: Fault, prepared: Prepared) -> Observation:
+        """The case as a runtime with the fault runs it.
+
+        Raises:
+            AttributeError: the runtime has no such part.
+        """
+        with fault.applied(_of_layout(self.runtime, prepared.case.request.layout)):
+            return observe(self.runtime, prepared.case, prepared.reference, self.checkpoint.facts)
+
+    def run(self, fault: Fault) -> Trial:
+        """Plants `fault` and judges the case that shows it."""
+        prepared = self.prepared(fault.case)
+        already = {v.check for v in self.judged(prepared, prepared.clean) if v.failed}
+        if fault.check in already:
+            return Trial(fault, Outcome.NOT_APPLICABLE, detail=f"{fault.check} is red without it")
+        try:
+            observation = self.observed(fault, prepared)
+        except AttributeError as missing:
+            return Trial(fault, Outcome.NOT_APPLICABLE, detail=str(missing))
+        shown_in = first_difference(prepared.clean, observation)
+        verdicts = [v for v in self.judged(prepared, observation) if v.check not in already]
+        outcome, detail = _outcome(fault, verdicts, shown_in)
+        return Trial(
+            fault,
+            outcome,
+            killers=_killers(fault, verdicts),
+            shown_in=shown_in,
+            missed_by=tuple(self._missed_by(fault, prepared, observation)),
+            detail=detail,
+            verdicts=tuple(verdicts),
+        )
+
+    def _missed_by(self, fault: Fault, prepared: Prepared, observation: Observation) -> Iterable[str]:
+        """What people look at today: the last token's argmax on a short prompt, and two distances of its logits."""
+        if self._short_prompt_argmax(fault):
+            yield "argmax of a short prompt"
+        logits = observation.accumulated.get("prefill/logits")
+        expected = prepared.reference["prefill/logits"]
+        if logits is None or logits.shape != expected.shape:
+            return
+        found = difference(expected, logits)
+        if found.peir is not None and found.peir < 0.01:
+            yield "PEIR 1 %"
+        if float(torch.cosine_similarity(expected.double(), logits.double(), dim=-1)) >= 0.999:
+            yield "cosine 0.999"
+
+    def _short_prompt_argmax(self, fault: Fault) -> bool:
+        """Whether the most likely token after a short text prompt is still the reference's."""
+        prepared = self.prepared(_SHORT_PROMPT)
+        request, expected = prepared.case.request, prepared.reference["prefill/logits"]
+        runtime = _of_layout(self.runtime, StaticLayout(max_seq=request.inputs["input_ids"].shape[1] + 1))
+        try:
+            with torch.no_grad(), fault.applied(runtime):
+                logits = runtime.prefill(runtime.build_static_inputs(request.prompt, request.images))
+        except Exception:  # whoever looks at an argmax would have seen an exception
+            return False
+        return int(logits.argmax()) == int(expected.argmax())
+
+
+def first_difference(clean: Observation, faulty: Observation) -> str:
+    """The first tensor that differs, in the order of the stages; or the first stage that raises; "" if none does."""
+    differing = [
+        name
+        for before, after in ((clean.isolated, faulty.isolated), (clean.accumulated, faulty.accumulated))
+        for name in dict.fromkeys([*before, *after])
+        if not _same(before.get(name), after.get(name))
+    ]
+    order = list(Stage)
+    if differing:
+        return min(differing, key=lambda name: order.index(stage_of(name)))
+    raised = [str(stage or "generate") for stage in faulty.errors if stage not in clean.errors]
+    return f"an exception in {raised[0]}" if raised else ""
+
+
+def _same(before: Tensor | None, after: Tensor | None) -> bool:
+    if before is None or after is None:
+        return before is after
+    return before.shape == after.shape and before.dtype == after.dtype and torch.equal(before, after)
+
+
+def _outcome(fault: Fault, verdicts: Sequence[Verdict], shown_in: str) -> tuple[Outcome, str]:
+    if not shown_in:
+        return Outcome.NOT_APPLIED, "no tensor of the trace differs from the clean runtime's"
+    if fault.check not in CHECKS:
+        return Outcome.SURVIVED, f"there is no check {fault.check}"
+    wrong = [v for v in verdicts if v.status in (Status.FAIL, Status.ERROR)]
+    misplaced = sorted({v.stage for v in wrong if v.stage != fault.stage and fault.stage not in upstream(v.stage)})
+    if misplaced:
+        return Outcome.MISPLACED, f"red at {', '.join(misplaced)}"
+    if fault.check in _killers(fault, verdicts):
+        return Outcome.KILLED, ""
+    raised = [v for v in wrong if v.stage == fault.stage and v.status is Status.ERROR]
+    if raised:
+        return Outcome.CRASHED, raised[0].where
+    red = sorted({v.check for v in wrong})
+    return Outcome.SURVIVED, f"{fault.check} is not red in isolation; red are {', '.join(red) or 'none'}"
+
+
+def _killers(fault: Fault, verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Checks of the fault's stage that are red in isolation, or that are made in accumulation only."""
+    status = Status.ERROR if fault.raises else Status.FAIL
+    return {
+        v.check: v.measurement.ratio if v.measurement else math.inf
+        for v in verdicts
+        if v.stage == fault.stage
+        and v.status is status
+        and (v.mode is Mode.ISOLATED or Mode.ISOLATED not in CHECKS[v.check].modes)
+    }
+
+
+def _of_layout(runtime: Any, layout: StaticLayout) -> Any:
+    return runtime.for_layout(layout) if hasattr(runtime, "for_layout") else runtime

@@ -1,0 +1,145 @@
+"""The gate on the suite itself: every fault is killed at its stage, and a check that is loosened or lost is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from g4conformance import budgets
+from g4conformance.checks import CHECKS
+from g4conformance.faults import FAULTS, Fault
+from g4conformance.faults.matrix import shipped_workbench
+from g4conformance.faults.sensitivity import SENSITIVE, findings
+from g4conformance.faults.subjects import Subject, subject_checkpoint
+from g4conformance.faults.trial import Outcome, Workbench, first_difference
+from g4conformance.judging.observe import observe
+from g4conformance.runtime.layout import StaticLayout
+from g4conformance.runtime.static import StaticGemma4Runtime
+
+pytestmark = pytest.mark.selftest
+
+
+@cache
+def workbench(subject: Subject) -> Workbench:
+    return shipped_workbench(subject_checkpoint(subject))
+
+
+def each_fault() -> list[Any]:
+    """One worker tries all faults of a subject: reference and clean runtime then run once."""
+    return [
+        pytest.param(fault, id=fault.id, marks=pytest.mark.xdist_group(f"faults, {fault.needs.name}"))
+        for fault in FAULTS.values()
+    ]
+
+
+@pytest.mark.parametrize("fault", each_fault())
+def test_fault_is_killed_at_its_stage(fault: Fault) -> None:
+    trial = workbench(fault.needs).run(fault)
+    assert trial.outcome is Outcome.KILLED, f"{fault.mechanism} {trial.detail}"
+
+
+@pytest.mark.parametrize("fault", each_fault())
+def test_fault_leaves_nothing_behind(fault: Fault) -> None:
+    checkpoint = subject_checkpoint(fault.needs)
+    prepared = workbench(fault.needs).prepared(fault.case)
+    runtime = StaticGemma4Runtime(checkpoint, StaticLayout(checkpoint.facts.default_max_seq))
+    runtime = runtime.for_layout(prepared.case.request.layout)
+    before = parts(runtime)
+    with fault.applied(runtime):
+        pass
+    assert parts(runtime) == before
+
+
+@pytest.mark.xdist_group(f"faults, {Subject.BUNDLED.name}")
+def test_the_clean_runtime_is_clean_after_all_faults() -> None:
+    bench = workbench(Subject.BUNDLED)
+    for fault in FAULTS.values():
+        if fault.needs is Subject.BUNDLED and fault.case == "image-a-b-a":
+            bench.run(fault)
+    for name in ("text-only", "image-a-b-a"):
+        prepared = bench.prepared(name)
+        again = observe(bench.runtime, prepared.case, prepared.reference, bench.checkpoint.facts)
+        assert first_difference(prepared.clean, again) == ""
+
+
+@pytest.mark.parametrize("subject", Subject)
+def test_no_false_alarm_on_any_subject(subject: Subject) -> None:
+    bench = workbench(subject)
+    for name in {fault.case for fault in FAULTS.values() if fault.needs is subject}:
+        prepared = bench.prepared(name)
+        assert not [v for v in bench.judged(prepared, prepared.clean) if v.failed]
+
+
+@pytest.mark.xdist_group(f"faults, {Subject.BUNDLED.name}")
+def test_each_check_sees_the_smallest_wrong_value() -> None:
+    found = list(findings(workbench(Subject.BUNDLED)))
+    assert {finding.probe.check for finding in found} == set(CHECKS) == set(SENSITIVE)
+    assert not [finding.probe for finding in found if not finding.red]
+
+
+# --- the gate itself can fail -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group(f"faults, {Subject.BUNDLED.name}")
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_check_that_is_lost_is_noticed(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_by_it = [f for f in FAULTS.values() if f.check == check and f.needs is Subject.BUNDLED]
+    monkeypatch.delitem(CHECKS, check)
+    if killed_by_it:
+        assert workbench(Subject.BUNDLED).run(killed_by_it[0]).outcome is Outcome.SURVIVED
+    else:
+        assert check in SENSITIVE, "a lost check must be missed by the list of what each check sees"
+
+
+@pytest.mark.xdist_group(f"faults, {Subject.BUNDLED.name}")
+def test_a_budget_that_is_loosened_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loosened(monkeypatch, lambda budget: budget * 5)
+    blind = {finding.probe.check for finding in findings(workbench(Subject.BUNDLED)) if not finding.red}
+    assert blind == {check.id for check in CHECKS.values() if check.budget == "rounding"}
+
+
+@pytest.mark.xdist_group(f"faults, {Subject.BUNDLED.name}")
+@pytest.mark.parametrize("id", ["no-such-part", "nothing-done", "an-exception", "another-stage"])
+def test_what_is_no_kill_is_told_apart(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plants: dict[str, tuple[Callable[[Any, Any], None], Outcome]] = {
+        "no-such-part": (lambda runtime, patch: patch(runtime, "no_such_part", 1), Outcome.NOT_APPLICABLE),
+        "nothing-done": (lambda runtime, patch: None, Outcome.NOT_APPLIED),
+        "an-exception": (lambda runtime, patch: patch(runtime, "head", None), Outcome.CRASHED),
+        "another-stage": (
+            lambda runtime, patch: patch(runtime, "embedding", lambda ids: torch.zeros(1, ids.shape[1], 96)),
+            Outcome.MISPLACED,
+        ),
+    }
+    model = FAULTS["final-softcap-missing"]
+    plant, outcome = plants[id]
+    fault = Fault(id, model.stage, model.at, model.check, model.case, model.needs, (), False, False, plant)
+    assert workbench(Subject.BUNDLED).run(fault).outcome is outcome
+
+
+def loosened(monkeypatch: pytest.MonkeyPatch, change: Callable[[float], float]) -> None:
+    """Every rounding budget is changed."""
+    factors = {
+        check: {key: change(value) if isinstance(value, float) else value for key, value in entry.items()}
+        for check, entry in budgets._entries()["none"].items()
+    }
+    changed = {**budgets._entries(), "none": factors}
+    monkeypatch.setattr(budgets, "_entries", lambda: changed)
+
+
+def parts(runtime: StaticGemma4Runtime) -> dict[str, int]:
+    """Identity of every attribute of the runtime, its cache, and every module's parameters, buffers and submodules."""
+    found = {f"runtime.{name}": id(value) for name, value in vars(runtime).items()}
+    found |= {f"cache.{name}": id(value) for name, value in vars(runtime.cache).items()}
+    for path, module in runtime.model.named_modules():
+        for home in (vars(module), module._parameters, module._buffers, module._modules):
+            found |= {f"{path}.{name}": id(value) for name, value in home.items()}
+    for graph in (runtime.embedding, runtime.per_layer_inputs, runtime.head, runtime.fusion):
+        assert graph is not None
+        found |= {
+            f"{type(graph).__name__}.{name}": id(value) for name, value in {**vars(graph), **graph._modules}.items()
+        }
+    return found
