@@ -3,34 +3,80 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from g4conformance import __version__
-from g4conformance.plugin import add_options
+from g4conformance.plugin import add_options, non_negative, positive
+from g4conformance.report.progress import progress_bar
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a wrong option in one line, with the exit status that wrong usage has in pytest."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(int(pytest.ExitCode.USAGE_ERROR), f"{self.prog}: {message}\n")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command and returns the exit status: 0 conforms, 1 does not, 2 stopped, 4 wrong usage or input."""
-    parser = argparse.ArgumentParser(prog="g4conformance", description=__doc__)
+    parser = Parser(prog="g4conformance", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="judge a runtime at all eight stages")
     add_options(verify.add_argument)
     add_faults_options(commands.add_parser("faults", help="plant known faults and show that the suite sees each"))
+    fuzz = commands.add_parser("fuzz", help="judge the shipped runtime on random configs and cases")
+    add_fuzz_options(fuzz)
     commands.add_parser("checks", help="list every check with its statement")
     commands.add_parser("cases", help="list the bundled cases and what they exercise")
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     if args.command == "verify":
         return run_verify(argv[argv.index("verify") + 1 :])
-    if args.command == "faults":
-        return run_faults_command(args)
+    if args.command in ("faults", "fuzz"):
+        return told(run_faults_command if args.command == "faults" else run_fuzz, args)
     for line in check_lines() if args.command == "checks" else case_lines():
         print(line)
     return 0
+
+
+def add_fuzz_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `fuzz`: how long to search, or what to replay."""
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--minutes", type=duration, metavar="N", help="search for N minutes")
+    budget.add_argument("--examples", type=positive, metavar="N", help="search through N configs")
+    budget.add_argument("--replay", metavar="FILE", help="judge the config that a search has saved to FILE")
+    parser.add_argument("--fault", metavar="ID", help="put this fault into every runtime: the search must find it")
+    parser.add_argument("--seed", type=non_negative, help="which configs to draw (default: others every time)")
+    parser.add_argument("--out", metavar="FOLDER", default=".", help="where to save a config that does not conform")
+    parser.add_argument(
+        "--shrink-seconds",
+        type=non_negative,
+        metavar="N",
+        default=120,
+        help="how long to look for a smaller config that does not conform either (default: 120, at most 300)",
+    )
+
+
+def duration(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
+    return value
+
+
+def run_fuzz(args: argparse.Namespace) -> int:
+    """Searches or replays, and prints how it ended."""
+    from g4conformance.fuzz import command
+
+    status, text = command.run_fuzz(args)
+    print(text)
+    return status
 
 
 def run_verify(options: list[str]) -> int:
@@ -51,6 +97,7 @@ def run_verify(options: list[str]) -> int:
 
 
 def add_faults_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `faults`: which ones, in which runtime."""
     add = parser.add_argument
     add("--fault", action="append", default=[], metavar="ID", help="try only this fault; may be repeated")
     add("--stage", action="append", default=[], metavar="NAME", help="try only faults of this stage; may be repeated")
@@ -60,16 +107,24 @@ def add_faults_options(parser: argparse.ArgumentParser) -> None:
         help="a runtime of yours: faults at the contract's boundary are put into it",
     )
     add("--model", metavar="PATH_OR_ID", help="with --runtime: the checkpoint (default: the bundled tiny one)")
+    add("--record", metavar="FILE", help="record every fault's fingerprint over all cases instead, for the diagnosis")
     add("--report", metavar="FILE", help="also write the matrix to FILE, as JSON (.json) or Markdown (.md)")
 
 
 def run_faults_command(args: argparse.Namespace) -> int:
-    from g4conformance.errors import ConformanceError
+    """Plants faults, and prints the matrix."""
     from g4conformance.faults.command import FaultOptions, run_faults
 
-    options = FaultOptions(tuple(args.fault), tuple(args.stage), args.runtime, args.model, args.report)
+    ids, stages = tuple(args.fault), tuple(args.stage)
+    return run_faults(FaultOptions(ids, stages, args.runtime, args.model, args.report, args.record))
+
+
+def told(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Runs a command; an input that it cannot use ends it with one line."""
+    from g4conformance.errors import ConformanceError
+
     try:
-        return run_faults(options)
+        return run(args)
     except ConformanceError as error:
         print(f"g4conformance: {error}", file=sys.stderr)
         return int(pytest.ExitCode.USAGE_ERROR)
@@ -91,8 +146,7 @@ class ProgressDisplay:
     """A pytest plugin that shows a bar in place of dots."""
 
     def __init__(self) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        self.progress = Progress(*columns, transient=True)
+        self.progress = progress_bar()
         self.task = self.progress.add_task("judging", total=None)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:

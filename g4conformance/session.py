@@ -21,7 +21,7 @@ from g4conformance.judging.observe import observe
 from g4conformance.judging.verdict import Verdict
 from g4conformance.prompts import ResolvedCase, resolve
 from g4conformance.reference.record import record_reference
-from g4conformance.reference.selfcheck import calibrated_noise
+from g4conformance.reference.selfcheck import calibrated_noise, measure_noise
 from g4conformance.runtime.contract import Runtime
 
 # Noise is calibrated on one text that leaves the sliding window and one picture.
@@ -113,7 +113,7 @@ class ConformanceSession:
             self.checkpoint, case.request.inputs, case.reference_steps, case.case.name, case.digest
         )
         observation = observe(self.runtime, case, reference, self.checkpoint.facts)
-        return judge(case, reference, observation, self.bench)
+        return judge(case, reference, observation, self.bench, lambda: measure_noise(self.checkpoint, [case]))
 
     @property
     def setting(self) -> dict[str, Any]:

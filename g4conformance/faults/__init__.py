@@ -11,6 +11,7 @@ from g4conformance.faults import (  # isort: skip
     masks_and_rope,
     per_layer_inputs,
     prefill,
+    prefill_cache,
     decode,
     generation,
     self_consistency,
@@ -19,4 +20,4 @@ from g4conformance.faults import (  # isort: skip
 __all__ = ["FAULTS", "At", "Fault"]
 
 del build_static_inputs, token_embedding, vision_prefill, mm_fusion, masks_and_rope, per_layer_inputs, prefill
-del decode, generation, self_consistency
+del prefill_cache, decode, generation, self_consistency

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from g4conformance.checkpoints.checkpoint import LoadOptions, load_checkpoint
 from g4conformance.errors import ConformanceError
-from g4conformance.faults import FAULTS
+from g4conformance.faults import FAULTS, Fault
+from g4conformance.faults.fingerprints import load, save
 from g4conformance.faults.markdown import as_markdown
 from g4conformance.faults.matrix import (
     as_data,
     as_table,
     headline,
+    record_on_shipped,
     select_faults,
     shipped_workbench,
     survivors,
@@ -32,6 +33,7 @@ from g4conformance.faults.sensitivity import findings
 from g4conformance.faults.subjects import Subject, subject_checkpoint
 from g4conformance.faults.trial import Trial
 from g4conformance.fixtures import bundled_checkpoint
+from g4conformance.report.progress import progress_bar
 from g4conformance.stages import Stage
 
 SUFFIXES = (".json", ".md")
@@ -47,6 +49,7 @@ class FaultOptions:
     runtime: str | None = None
     model: str | None = None
     report: str | None = None
+    record: str | None = None
 
 
 def run_faults(options: FaultOptions) -> int:
@@ -56,6 +59,8 @@ def run_faults(options: FaultOptions) -> int:
         ConformanceError: an unknown fault or stage, a runtime that cannot be made, or a report that cannot be written.
     """
     faults = _chosen(options)
+    if options.record is not None:
+        return _record(faults, Path(options.record))
     report = _report_path(options.report)
     if options.runtime is None:
         trials = _with_progress(try_on_shipped(faults), len(faults))
@@ -74,7 +79,17 @@ def run_faults(options: FaultOptions) -> int:
     return 1 if survivors(trials) or blind or not trials else 0
 
 
-def _chosen(options: FaultOptions) -> list[Any]:
+def _record(faults: Sequence[Fault], path: Path) -> int:
+    """Writes the fingerprints of these faults, and keeps those of others that the file holds."""
+    recorded = dict(load(path)) if path.exists() else {}
+    with progress_bar() as progress:
+        for fault, fingerprint in progress.track(record_on_shipped(faults), total=len(faults), description="recording"):
+            recorded[fault.id] = fingerprint
+    save({id: recorded[id] for id in FAULTS if id in recorded}, path)
+    return 0
+
+
+def _chosen(options: FaultOptions) -> list[Fault]:
     if unknown := [id for id in options.ids if id not in FAULTS]:
         raise ConformanceError("the id of a fault", repr(unknown[0]), "See `g4conformance faults` for all of them.")
     known = [stage.value for stage in Stage]
@@ -110,8 +125,7 @@ def _made(spec: str, checkpoint: Any) -> Any:
 
 
 def _with_progress(trials: Any, total: int) -> list[Trial]:
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, transient=True, console=Console(stderr=True)) as progress:
+    with progress_bar() as progress:
         return list(progress.track(trials, total=total, description="planting faults"))
 
 

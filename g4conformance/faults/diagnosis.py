@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from g4conformance.checks.run import Mode
@@ -33,8 +33,9 @@ def suspects(verdicts: Sequence[Verdict], known: Mapping[str, Fingerprint] | Non
     if not found:
         return []
     judged = _judged_checks(verdicts)
+    recorded_cases = {case for fingerprint in known.values() for case in fingerprint}
     ranked = [
-        Suspect(FAULTS[id], _resemblance(found, _restricted(fingerprint, judged), judged))
+        Suspect(FAULTS[id], _resemblance(found, fingerprint, judged, recorded_cases))
         for id, fingerprint in known.items()
         if id in FAULTS
     ]
@@ -52,23 +53,23 @@ def _judged_checks(verdicts: Iterable[Verdict]) -> dict[str, set[str]]:
     return judged
 
 
-def _restricted(fingerprint: Fingerprint, judged: Mapping[str, set[str]]) -> dict[str, dict[str, Traits]]:
-    return {
-        case: {check: traits for check, traits in checks.items() if check in judged[case]}
-        for case, checks in fingerprint.items()
-        if case in judged
-    }
-
-
-def _resemblance(found: Fingerprint, known: Fingerprint, judged: Mapping[str, set[str]]) -> float:
-    """The mean over all cases that were judged; on cases of the user's own, the best recorded case counts."""
+def _resemblance(
+    found: Fingerprint, known: Fingerprint, judged: Mapping[str, set[str]], recorded_cases: Collection[str]
+) -> float:
+    """The mean over all cases that were judged; a case of the user's own is compared with the one most like it."""
     total = weight = 0.0
-    for case in judged:
-        own, recorded = found.get(case, {}), known.get(case, {})
-        weighs = 1.0 if own or recorded else _GREEN_CASE
-        total += weighs * _of_case(own, recorded)
+    for case, checks in judged.items():
+        own = found.get(case, {})
+        names = [case] if case in recorded_cases else known
+        candidates = [_restricted(known.get(name, {}), checks) for name in names]
+        weighs = 1.0 if own or any(candidates) else _GREEN_CASE
+        total += weighs * max((_of_case(own, candidate) for candidate in candidates), default=0.0)
         weight += weighs
     return total / weight if weight else 0.0
+
+
+def _restricted(recorded: Mapping[str, Traits], checks: Collection[str]) -> dict[str, Traits]:
+    return {check: traits for check, traits in recorded.items() if check in checks}
 
 
 def _of_case(own: Mapping[str, Traits], recorded: Mapping[str, Traits]) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from g4conformance.checkpoints.checkpoint import Checkpoint
+from g4conformance.faults.fingerprints import Fingerprint, record
 from g4conformance.faults.registry import FAULTS, Fault
 from g4conformance.faults.subjects import Subject, subject_checkpoint
 from g4conformance.faults.trial import QUICK, Outcome, Trial, Workbench
@@ -34,11 +35,23 @@ def select_faults(ids: Sequence[str] = (), stages: Sequence[Stage] = ()) -> list
 
 def try_on_shipped(faults: Iterable[Fault]) -> Iterator[Trial]:
     """Tries each fault on the shipped runtime, over the checkpoint that it needs."""
+    for fault, bench in _with_benches(faults):
+        yield bench.run(fault)
+
+
+def record_on_shipped(faults: Iterable[Fault]) -> Iterator[tuple[Fault, Fingerprint]]:
+    """The fingerprint of each fault over all cases, on the shipped runtime."""
+    for fault, bench in _with_benches(faults):
+        yield fault, record(bench, fault)
+
+
+def _with_benches(faults: Iterable[Fault]) -> Iterator[tuple[Fault, Workbench]]:
+    """Each fault with the workbench of the checkpoint that it needs; made once a checkpoint."""
     benches: dict[Subject, Workbench] = {}
     for fault in faults:
         if fault.needs not in benches:
             benches[fault.needs] = shipped_workbench(subject_checkpoint(fault.needs))
-        yield benches[fault.needs].run(fault)
+        yield fault, benches[fault.needs]
 
 
 def try_on(checkpoint: Checkpoint, runtime: Runtime, faults: Iterable[Fault]) -> Iterator[Trial]:

@@ -21,7 +21,9 @@ from g4conformance.judging.observe import observe
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.metrics import difference
 from g4conformance.prompts import ResolvedCase
+from g4conformance.reference.noise import Noise
 from g4conformance.reference.record import record_reference
+from g4conformance.reference.selfcheck import measure_noise
 from g4conformance.runtime.contract import Runtime
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.session import ConformanceSession, RunOptions
@@ -87,6 +89,7 @@ class Workbench:
         self.checkpoint, self.runtime = checkpoint, runtime
         self.session = ConformanceSession(checkpoint, runtime, options)
         self._prepared: dict[str, Prepared] = {}
+        self._noise: dict[str, Noise] = {}
 
     def prepared(self, name: str) -> Prepared:
         if name not in self._prepared:
@@ -97,7 +100,15 @@ class Workbench:
         return self._prepared[name]
 
     def judged(self, prepared: Prepared, observation: Observation) -> list[Verdict]:
-        return judge(prepared.case, prepared.reference, observation, self.session.bench)
+        return judge(
+            prepared.case, prepared.reference, observation, self.session.bench, lambda: self._own_noise(prepared.case)
+        )
+
+    def _own_noise(self, case: ResolvedCase) -> Noise:
+        name = case.case.name
+        if name not in self._noise:
+            self._noise[name] = measure_noise(self.checkpoint, [case])
+        return self._noise[name]
 
     def observed(self, fault: Fault, prepared: Prepared) -> Observation:
         """The case as a runtime with the fault runs it.

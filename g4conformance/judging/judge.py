@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -38,8 +38,33 @@ class Bench:
         return budget_of(check, self.dtype, self.scheme)
 
 
-def judge(case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench) -> list[Verdict]:
-    """The verdicts of every check on `case`, in the order of the stages, isolated before accumulated."""
+def judge(
+    case: ResolvedCase,
+    reference: Mapping[str, Tensor],
+    observation: Observation,
+    bench: Bench,
+    own_noise: Callable[[], Noise] | None = None,
+) -> list[Verdict]:
+    """The verdicts of every check on `case`, in the order of the stages, isolated before accumulated.
+
+    Args:
+        own_noise: measures the reference's noise on this very case. It costs several runs of the reference, so it is
+            asked for only where something is wrong by the calibrated noise, and then the larger of both counts.
+    """
+    verdicts = _judge(case, reference, observation, bench)
+    if own_noise is None or not any(map(_beyond_noise, verdicts)):
+        return verdicts
+    return _judge(case, reference, observation, replace(bench, noise=bench.noise.joined(own_noise())))
+
+
+def _beyond_noise(verdict: Verdict) -> bool:
+    """Whether it is wrong, but might not be by a larger noise."""
+    return verdict.failed and verdict.measurement is not None and verdict.measurement.allowed_max > 0.0
+
+
+def _judge(
+    case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench
+) -> list[Verdict]:
     runs = {mode: _run(case, reference, observation, bench, mode) for mode in Mode}
     verdicts = [
         _verdict(check, runs[mode], observation, bench)

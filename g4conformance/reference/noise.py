@@ -52,6 +52,16 @@ class Noise:
     def allowed_gain(self, tensor: str, count: int) -> float:
         return max(self.gain.get(kind_of(tensor), 0.0), self.eps) / math.sqrt(count)
 
+    def joined(self, other: Noise) -> Noise:
+        """The larger of both noises, kind by kind."""
+        return Noise(
+            self.eps,
+            _larger(self.largest, other.largest),
+            _larger(self.mean, other.mean),
+            _larger(self.gain, other.gain),
+            _larger(self.worst_peir, other.worst_peir),
+        )
+
     def save(self, path: Path) -> None:
         """Writes JSON, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,6 +106,10 @@ class NoiseMeter:
 
     def noise(self) -> Noise:
         return Noise(self.eps, self.largest, self.mean, self.gain, self.worst_peir)
+
+
+def _larger(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {kind: max(one.get(kind, 0.0), other.get(kind, 0.0)) for kind in one.keys() | other.keys()}
 
 
 def _peir(found: Difference) -> float:

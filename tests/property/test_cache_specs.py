@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Gemma4TextConfig
 
+from g4conformance.fuzz.strategies import FULL, SLIDING, layer_type_mixes, legal_sharing
 from g4conformance.runtime.cache import LayerSpec, SlotCache, StaticCache, allocate_cache, layer_specs
-
-from .strategies import FULL, SLIDING, layer_type_mixes, legal_sharing
 
 pytestmark = pytest.mark.property
 

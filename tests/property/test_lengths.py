@@ -13,9 +13,8 @@ from transformers import AutoTokenizer
 
 from g4conformance.errors import CaseError
 from g4conformance.fixtures import bundled_checkpoint
+from g4conformance.fuzz.strategies import texts
 from g4conformance.lengths import evaluate_length, fit_text
-
-from .strategies import texts
 
 pytestmark = pytest.mark.property
 

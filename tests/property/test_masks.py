@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from g4conformance.fuzz.strategies import FULL, SLIDING
 from g4conformance.reference.hooks import absolute_mask
 from g4conformance.runtime.masks import attention_mask, mask_bias
-
-from .strategies import FULL, SLIDING
 
 pytestmark = pytest.mark.property
 

@@ -1,13 +1,15 @@
-"""What the property tests draw: legal checkpoints, layer-type mixes, prompts, pictures."""
+"""What the fuzz and the property tests draw: legal checkpoints, layer-type mixes, prompts, pictures, whole examples."""
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from typing import Any
+
 from hypothesis import strategies as st
-from PIL import Image
 
 from g4conformance.cases import IMAGE_MARK
 from g4conformance.checkpoints.seeded import SeededSpec, VisionSpec
+from g4conformance.fuzz.example import ATTN_IMPLEMENTATIONS, DTYPES, FuzzExample, Picture
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -31,12 +33,12 @@ def legal_sharing(layer_types: tuple[str, ...]) -> list[int]:
 
 
 @st.composite
-def attention_heads(draw: st.DrawFn) -> dict[str, int | bool | None]:
+def attention_heads(draw: st.DrawFn) -> dict[str, Any]:
     """Numbers of heads that divide each other, with KV heads of their own on full layers or not."""
     k_eq_v = draw(st.booleans())
     sliding, full = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (3, 1), (3, 2)]))
     return {
-        "num_attention_heads": draw(st.sampled_from([1, 2])) * int(np.lcm(sliding, full if k_eq_v else 1)),
+        "num_attention_heads": draw(st.sampled_from([1, 2])) * math.lcm(sliding, full if k_eq_v else 1),
         "num_key_value_heads": sliding,
         "num_global_key_value_heads": full if k_eq_v else None,
         "attention_k_eq_v": k_eq_v,
@@ -94,9 +96,22 @@ def image_prompts() -> st.SearchStrategy[str]:
     return st.tuples(some, some).map(IMAGE_MARK.join)
 
 
-@st.composite
-def pictures(draw: st.DrawFn) -> Image.Image:
-    """A textured picture of any shape, so that no two patches are alike."""
-    width, height = draw(st.integers(4, 90)), draw(st.integers(4, 90))
-    pixels = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
+def pictures() -> st.SearchStrategy[Picture]:
+    """Pictures of any shape."""
+    sides = st.integers(4, 90)
+    return st.builds(Picture, width=sides, height=sides, seed=st.integers(0, 99))
+
+
+def fuzz_examples() -> st.SearchStrategy[FuzzExample]:
+    """Everything at random; what comes first in a list, and small numbers, are what an example shrinks to."""
+    return st.builds(
+        FuzzExample,
+        spec=seeded_specs(),
+        seed=st.integers(0, 2**16),
+        dtype=st.sampled_from(DTYPES),
+        attn_implementation=st.sampled_from(ATTN_IMPLEMENTATIONS),
+        text=texts(),
+        image_prompt=image_prompts(),
+        picture=pictures(),
+        room=st.integers(0, 6),
+    )
