@@ -1,7 +1,4 @@
-"""The ninth group: a runtime against itself, by what the probes recorded of it. No reference has a say in it.
-
-Logits that may be off by rounding are compared under the names of prefill and decode, whose noise is calibrated.
-"""
+"""The ninth group: a runtime against itself, by what the probes recorded of it. No reference has a say in it."""
 
 from __future__ import annotations
 
@@ -44,8 +41,9 @@ _NO_LAST_TOKEN = "the prompt's last token is an image's, or the only one"
 def prefill_equals_prefill_and_decode(run: CaseRun) -> Comparison:
     """Prefill of n + 1 tokens gives the logits that prefill of n and decoding the last one give: [B, vocab]."""
     if not ends_in_text(run.layout, run.valid_length):
-        return nothing("prefill/logits", _NO_LAST_TOKEN)
-    return compare("prefill/logits", _of(run, "base", "prefill/logits"), _of(run, "shortened", "decode/0/logits"))
+        return nothing("self/shortened/decode/0/logits", _NO_LAST_TOKEN)
+    prefilled, decoded = _of(run, "base", "prefill/logits"), _of(run, "shortened", "decode/0/logits")
+    return compare("self/shortened/decode/0/logits", prefilled, decoded)
 
 
 @_check("G4-SELF-02", budget="rounding")
@@ -57,7 +55,7 @@ def prefill_does_not_depend_on_max_seq(run: CaseRun) -> list[Comparison]:
 @_check("G4-SELF-03", budget="rounding")
 def decode_does_not_depend_on_max_seq(run: CaseRun) -> list[Comparison]:
     """The logits of decode steps are the same in larger buffers, and in buffers with no more rows than are needed."""
-    return _in_other_layouts(run, _decode_names(run)) or [nothing("decode/0/logits", _NO_DECODE)]
+    return _in_other_layouts(run, _decode_names(run)) or [nothing("self/larger/decode/0/logits", _NO_DECODE)]
 
 
 # --- what must not matter ---------------------------------------------------------------------------------------------
@@ -221,7 +219,7 @@ def _in_other_layouts(run: CaseRun, names: Iterable[str]) -> list[Comparison]:
     found = []
     for name in names:
         for probe, layout in layouts.items():
-            comparison = compare(name, _of(run, "base", name), _of(run, probe, name))
+            (comparison,) = _same(run, probe, [name])
             sizes = f"max_seq={layout.max_seq} against max_seq={run.layout.max_seq}"
             found.append(comparison.explained(f"{sizes}; {comparison.detail}" if comparison.detail else sizes))
     return found

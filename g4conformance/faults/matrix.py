@@ -101,7 +101,7 @@ def as_table(trials: Sequence[Trial]) -> Table:
     for trial in trials:
         killed = trial.outcome is Outcome.KILLED
         style = "green" if killed else ("dim" if trial.outcome is Outcome.NOT_APPLICABLE else "bold red")
-        last = _initials(trial) if killed else trial.detail
+        last = _shortly(trial) if killed else trial.detail
         cells = (trial.fault.stage, f"[{style}]{trial.outcome}[/]", trial.fault.check, margin_text(trial))
         table.add_row(trial.fault.id, *cells, trial.shown_in, last)
     return table
@@ -136,8 +136,9 @@ def margin_text(trial: Trial) -> str:
     return "exact" if math.isinf(trial.margin) else f"{trial.margin:,.3g} x"
 
 
-def _initials(trial: Trial) -> str:
-    return ", ".join(trial.missed_by) or "none"
+def _shortly(trial: Trial) -> str:
+    """The naive observations by their first words."""
+    return ", ".join(name.split()[0] for name in trial.missed_by) or "none"
 
 
 def _finite(margin: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Faults of the ninth group: at every stage they agree with the reference, and only with themselves they do not."""
+"""Faults of the ninth group: they agree with the reference wherever a stage looks; only the runtime itself tells."""
 
 from __future__ import annotations
 
@@ -10,128 +10,129 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from g4conformance.faults.parts import with_masks
+from g4conformance.faults.parts import change_graph, change_positional, with_masks, with_rope
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
+from g4conformance.runtime import graphs
 from g4conformance.runtime.cache import SlotCache
-from g4conformance.runtime.contract import Generation, MasksAndRope, StaticInputs, StopReason
+from g4conformance.runtime.contract import Generation, MasksAndRope, Runtime, StaticInputs, StopReason
+from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.stages import Stage
 
-_fault = partial(fault, stage=Stage.SELF_CONSISTENCY, case="window-twice")
-_IMAGE = "image-middle"
-
-
-def _count_calls(call: Callable[..., Tensor], change: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    """`call`, its result changed by the number of calls before it."""
-    calls: list[None] = []
-
-    def counted(*args: Any) -> Tensor:
-        calls.append(None)
-        return change(call(*args), len(calls) - 1)
-
-    return counted
-
-
-def _one_step_up(logits: Tensor) -> Tensor:
-    """As another order of summation would have it."""
-    return torch.nextafter(logits, torch.tensor(torch.inf))
-
-
-def _scaled_and_back(hidden: Tensor, scale: Tensor) -> Tensor:
-    """As a runtime that scales activations before it multiplies: off by rounding only."""
-    return hidden / scale * scale
+_fault = partial(fault, stage=Stage.SELF_CONSISTENCY, case="window-twice", at=At.STATE)
 
 
 # --- one computation in two ways --------------------------------------------------------------------------------------
 
 
-@_fault("odd-lengths-rounded-up", at=At.STATE, check="G4-SELF-01")
+@_fault("odd-lengths-rounded-up", check="G4-SELF-01")
 def odd_lengths_rounded_up(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Rows are kept in pairs: after a prompt of odd length, decode begins one row late."""
-    prefill = runtime.prefill
 
-    def prefilled(*args: Any) -> Tensor:
-        logits = prefill(*args)
+    def prefilled(prefill: Any, *args: Any) -> Tensor:
+        logits: Tensor = prefill(*args)
         runtime.past_len += runtime.past_len % 2
         return logits
 
-    patch(runtime, "prefill", prefilled)
+    change_graph(patch, runtime, "prefill", prefilled)
 
 
-@_fault("larger-buffers-stretch-positions", at=At.ORCHESTRATION, check="G4-SELF-02")
+def change_siblings(
+    runtime: StaticGemma4Runtime,
+    patch: Patch,
+    affected: Callable[[StaticLayout], bool],
+    change: Callable[[MasksAndRope, Tensor, StaticLayout], MasksAndRope],
+) -> None:
+    """Masks and rotary tables are changed in the runtimes of other layouts that `for_layout` hands out."""
+    changed: set[StaticLayout] = set()
+
+    def siblings(for_layout: Any, layout: StaticLayout) -> StaticGemma4Runtime:
+        sibling: StaticGemma4Runtime = for_layout(layout)
+        if affected(layout) and layout not in changed:
+            changed.add(layout)
+            change_positional(sibling, patch, lambda built, positions: change(built, positions, layout))
+        return sibling
+
+    change_graph(patch, runtime, "for_layout", siblings)
+
+
+@_fault("larger-buffers-stretch-positions", check="G4-SELF-02", at=At.ORCHESTRATION)
 def larger_buffers_stretch_positions(runtime: StaticGemma4Runtime, patch: Patch) -> None:
-    """More rows than the first layout has are taken for a longer context, whose positions are interpolated."""
-    build = StaticGemma4Runtime._positional
+    """Larger buffers than the first are taken for a longer context, whose rotary tables are stretched."""
+    own = runtime.layout.max_seq
 
-    def stretched(self: StaticGemma4Runtime, positions: Tensor, count: int, block: range) -> MasksAndRope:
-        built = build(self, positions, count, block)
-        if self.layout.max_seq <= runtime.layout.max_seq:
-            return built
-        return replace(built, rope=build(self, positions / 2, count, block).rope)
+    def stretched(built: MasksAndRope, positions: Tensor, layout: StaticLayout) -> MasksAndRope:
+        return with_rope(built, lambda table: table * (own / layout.max_seq))
 
-    patch(StaticGemma4Runtime, "_positional", stretched)
+    change_siblings(runtime, patch, lambda layout: layout.max_seq > own, stretched)
 
 
-@_fault("last-row-of-the-buffers-masked", at=At.ORCHESTRATION, check="G4-SELF-03")
-def last_row_of_the_buffers_masked(runtime: StaticGemma4Runtime, patch: Patch) -> None:
-    """The mask ends one row before the buffers do."""
-    build = StaticGemma4Runtime._positional
+@_fault("last-row-of-the-buffers-masked", check="G4-SELF-03", at=At.ORCHESTRATION)
+def last_row_masked(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+    """In smaller buffers than the first, the mask ends one row before the buffers do."""
 
-    def shortened(self: StaticGemma4Runtime, positions: Tensor, count: int, block: range) -> MasksAndRope:
-        return build(self, positions, min(count, self.layout.max_seq - 1), block)
+    def shortened(built: MasksAndRope, positions: Tensor, layout: StaticLayout) -> MasksAndRope:
+        before_last = torch.arange(layout.max_seq, device=positions.device) < layout.max_seq - 1
+        return with_masks(built, {layer_type: mask & before_last for layer_type, mask in built.masks.items()})
 
-    patch(StaticGemma4Runtime, "_positional", shortened)
+    change_siblings(runtime, patch, lambda layout: layout.max_seq < runtime.layout.max_seq, shortened)
 
 
 # --- what must not matter ---------------------------------------------------------------------------------------------
 
 
-@_fault("rows-merged-by-arithmetic", at=At.GRAPH, check="G4-SELF-04")
-def rows_merged_by_arithmetic(runtime: StaticGemma4Runtime, patch: Patch) -> None:
-    """New rows are multiplied by a mask and added, which keeps out every padding row but one that is not a number."""
+class ArithmeticSlotCache(SlotCache):
+    """Merges by multiplying with the slot and its opposite, which lets through what is not a number."""
 
-    def update(self: SlotCache, key: Tensor, value: Tensor, layer_idx: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.new = key, value
         new, old = self.slot.to(key.dtype), (~self.slot).to(key.dtype)
         return key * new + self.past_key * old, value * new + self.past_value * old
 
-    patch(SlotCache, "update", update)
+
+@_fault("rows-merged-by-arithmetic", check="G4-SELF-04", at=At.GRAPH)
+def rows_merged_by_arithmetic(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+    """New rows are multiplied by a mask and added, which keeps every padding row out but one that is not a number."""
+    patch(graphs, "SlotCache", ArithmeticSlotCache)
 
 
-@_fault("length-counted-by-pad-ids", at=At.ORCHESTRATION, check="G4-SELF-05")
+@_fault("length-counted-by-pad-ids", check="G4-SELF-05", at=At.ORCHESTRATION)
 def length_counted_by_pad_ids(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Whatever is not the pad id is taken for a part of the prompt."""
-    prefill = runtime.prefill
 
-    def prefilled(inputs: Any, *args: Any) -> Tensor:
+    def prefilled(prefill: Any, inputs: StaticInputs, *args: Any) -> Tensor:
         counted = int((inputs.input_ids != runtime.facts.pad_token_id).sum())
-        return prefill(replace(inputs, valid_length=counted), *args)
+        logits: Tensor = prefill(replace(inputs, valid_length=counted), *args)
+        return logits
 
-    patch(runtime, "prefill", prefilled)
-
-
-def _plant_scale(runtime: StaticGemma4Runtime, patch: Patch, layer: int, scale_of: Callable[[Tensor], Tensor]) -> None:
-    """Scales what enters a layer, [B, Q, H], by a scale that is taken from all of it."""
-    layers: list[Any] = list(runtime.layers)
-    graph = layers[layer]
-    layers[layer] = lambda hidden, *args: graph(_scaled_and_back(hidden, scale_of(hidden)), *args)
-    patch(runtime, "layers", layers)
+    change_graph(patch, runtime, "prefill", prefilled)
 
 
-@_fault("scale-of-the-whole-buffer", at=At.GRAPH, check="G4-SELF-06")
+def scale_layer(runtime: StaticGemma4Runtime, patch: Patch, layer: int, scale_of: Callable[[Tensor], Tensor]) -> None:
+    """What enters a layer, [B, Q, H], is divided by a scale and multiplied by it again: off by rounding only."""
+    graph = runtime.layers[layer]
+
+    def scaled(hidden: Tensor, *args: Any) -> Any:
+        scale = scale_of(hidden)
+        return graph(hidden / scale * scale, *args)
+
+    patch(runtime, "layers", [*runtime.layers[:layer], scaled, *runtime.layers[layer + 1 :]])
+
+
+@_fault("scale-of-the-whole-buffer", check="G4-SELF-06", at=At.GRAPH)
 def scale_of_the_whole_buffer(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Activations are scaled dynamically by what all rows hold, padding included."""
-    _plant_scale(runtime, patch, 3, lambda hidden: hidden.abs().mean())
+    scale_layer(runtime, patch, 3, lambda hidden: hidden.abs().mean())
 
 
-@_fault("scale-of-the-whole-prompt", at=At.GRAPH, check="G4-SELF-07")
+@_fault("scale-of-the-whole-prompt", check="G4-SELF-07", at=At.GRAPH)
 def scale_of_the_whole_prompt(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Activations are scaled dynamically by what all rows of the prompt hold, later ones included."""
-    _plant_scale(runtime, patch, 3, lambda hidden: hidden[:, : max(1, runtime.valid_length)].abs().mean())
+    scale_layer(runtime, patch, 3, lambda hidden: hidden[:, : max(1, runtime.valid_length)].abs().mean())
 
 
-@_fault("scale-of-all-rows-before", at=At.GRAPH, check="G4-SELF-08")
+@_fault("scale-of-all-rows-before", check="G4-SELF-08", at=At.GRAPH)
 def scale_of_all_rows_before(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Activations are scaled dynamically by what a row and all rows before it hold, whatever the window."""
 
@@ -139,171 +140,180 @@ def scale_of_all_rows_before(runtime: StaticGemma4Runtime, patch: Patch) -> None
         rows = torch.arange(1, hidden.shape[1] + 1, device=hidden.device)
         return hidden.abs().mean(-1, keepdim=True).cumsum(1) / rows[:, None]
 
-    _plant_scale(runtime, patch, 0, running_mean)
+    scale_layer(runtime, patch, 0, running_mean)
 
 
 # --- what must not remain ---------------------------------------------------------------------------------------------
 
 
-@_fault("prefill-differs-from-run-to-run", at=At.GRAPH, check="G4-SELF-09")
-def prefill_differs_from_run_to_run(runtime: StaticGemma4Runtime, patch: Patch) -> None:
-    """Partial sums are added in the order in which they arrive."""
-    changed = _count_calls(runtime.prefill, lambda logits, calls: _one_step_up(logits) if calls % 2 else logits)
-    patch(runtime, "prefill", changed)
+def change_now_and_then(patch: Patch, runtime: Runtime, method: str, period: int) -> None:
+    """Every `period`-th result is off by the smallest step, as another order of summation would have it."""
+    calls = 0
+
+    def summed(call: Any, *args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        logits: Tensor = call(*args)
+        return logits if calls % period else torch.nextafter(logits, torch.full_like(logits, torch.inf))
+
+    change_graph(patch, runtime, method, summed)
 
 
-@_fault("decode-differs-from-run-to-run", at=At.GRAPH, check="G4-SELF-10")
-def decode_differs_from_run_to_run(runtime: StaticGemma4Runtime, patch: Patch) -> None:
-    """The same in decode: every third step comes out otherwise."""
-    changed = _count_calls(runtime.decode_one, lambda logits, calls: logits if calls % 3 else _one_step_up(logits))
-    patch(runtime, "decode_one", changed)
+@_fault("prefill-differs-from-run-to-run", check="G4-SELF-09", at=At.GRAPH, boundary=True)
+def prefill_differs(runtime: Runtime, patch: Patch) -> None:
+    """Partial sums of a prefill are added in the order in which they arrive."""
+    change_now_and_then(patch, runtime, "prefill", period=2)
 
 
-@_fault("repetitions-remembered", at=At.STATE, check="G4-SELF-11")
-def repetitions_remembered(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+@_fault("decode-differs-from-run-to-run", check="G4-SELF-10", at=At.GRAPH, boundary=True)
+def decode_differs(runtime: Runtime, patch: Patch) -> None:
+    """Partial sums of a decode step are added in the order in which they arrive."""
+    change_now_and_then(patch, runtime, "decode_one", period=3)
+
+
+@_fault("repetitions-remembered", check="G4-SELF-11", boundary=True)
+def repetitions_remembered(runtime: Runtime, patch: Patch) -> None:
     """What one generation said is forbidden in the next: the history of a repetition penalty is never emptied."""
-    generate, select = runtime.generate, runtime.select
     said: list[int] = []
     forbidden: list[int] = []
 
-    def generated(inputs: StaticInputs, max_new_tokens: int) -> Generation:
+    def generated(generate: Any, inputs: StaticInputs, max_new_tokens: int) -> Generation:
         forbidden[:] = said
-        done = generate(inputs, max_new_tokens)
+        done: Generation = generate(inputs, max_new_tokens)
         forbidden.clear()
         said.extend(done.token_ids[inputs.valid_length :])
         return done
 
-    def selected(logits: Tensor) -> tuple[int, StopReason | None]:
-        return select(logits.index_fill(1, torch.tensor(forbidden, dtype=torch.long), -torch.inf))
+    def selected(select: Any, logits: Tensor) -> Any:
+        return select(logits.index_fill(1, logits.new_tensor(forbidden, dtype=torch.long), -torch.inf))
 
-    patch(runtime, "generate", generated)
-    patch(runtime, "select", selected)
+    change_graph(patch, runtime, "generate", generated)
+    change_graph(patch, runtime, "select", selected)
 
 
-@_fault("picture-of-the-request-before", at=At.STATE, check="G4-SELF-12", case=_IMAGE)
-def picture_of_the_request_before(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+@_fault("picture-of-the-request-before", check="G4-SELF-12", case="image-middle", boundary=True)
+def picture_of_the_request_before(runtime: Runtime, patch: Patch) -> None:
     """Two buffers for soft tokens take turns, and fusion reads the one that was filled before."""
-    vision = runtime.vision_prefill
     filled: list[Tensor] = []
 
-    def embedded(*args: Any) -> Tensor:
+    def embedded(vision: Any, *args: Any) -> Tensor:
         filled.append(vision(*args))
         return filled[-2] if len(filled) > 1 else filled[-1]
 
-    patch(runtime, "vision_prefill", embedded)
+    change_graph(patch, runtime, "vision_prefill", embedded)
 
 
-@_fault("decode-sees-the-longest-prompt-so-far", at=At.STATE, check="G4-SELF-13")
-def decode_sees_the_longest_prompt_so_far(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+@_fault("decode-sees-the-longest-prompt-so-far", check="G4-SELF-13")
+def decode_sees_the_longest_prompt(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """A decode step may attend every row that a prompt has ever reached."""
-    prefill, build, lengths = runtime.prefill, runtime._positional, [0]
+    lengths = [0]
 
-    def prefilled(inputs: Any, *args: Any) -> Tensor:
+    def prefilled(prefill: Any, inputs: StaticInputs, *args: Any) -> Tensor:
         lengths.append(inputs.valid_length)
-        return prefill(inputs, *args)
+        logits: Tensor = prefill(inputs, *args)
+        return logits
 
-    def positional(positions: Tensor, count: int, block: range) -> MasksAndRope:
-        built = build(positions, count, block)
-        if len(positions) > 1:
-            return built
-        rows = torch.arange(runtime.layout.max_seq)
-        stale = (rows >= count) & (rows < max(lengths))
-        return with_masks(built, {layer_type: mask | stale for layer_type, mask in built.masks.items()})
+    def stale(built: MasksAndRope, positions: Tensor) -> MasksAndRope:
+        rows = torch.arange(runtime.layout.max_seq, device=positions.device)
+        reached = (rows > positions) & (rows < max(lengths))
+        return with_masks(built, {layer_type: mask | reached for layer_type, mask in built.masks.items()})
 
-    patch(runtime, "prefill", prefilled)
-    patch(runtime, "_positional", positional)
+    change_graph(patch, runtime, "prefill", prefilled)
+    change_positional(runtime, patch, stale, prefill=False)
 
 
-@_fault("only-the-first-rows-cleared", at=At.STATE, check="G4-SELF-14")
+@_fault("only-the-first-rows-cleared", check="G4-SELF-14")
 def only_the_first_rows_cleared(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """A block of rows is cleared between requests, not all of them."""
 
-    def cleared() -> None:
-        for pair in runtime.cache.buffers.values():
-            for buffer in pair:
-                buffer[:, :, :100] = 0
+    def cleared(reset: Any) -> None:
+        block = 3 * runtime.facts.sliding_window
+        behind = {layer: [buffer[:, :, block:].clone() for buffer in pair] for layer, pair in buffers.items()}
+        reset()
+        for layer, pair in buffers.items():
+            for buffer, rows in zip(pair, behind[layer], strict=True):
+                buffer[:, :, block:] = rows
 
-    patch(runtime.cache, "reset", cleared)
+    buffers = runtime.cache.buffers
+    change_graph(patch, runtime.cache, "reset", cleared)
 
 
-@_fault("state-of-one-length-loaded-once", at=At.STATE, check="G4-SELF-15")
-def state_of_one_length_loaded_once(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+@_fault("state-of-one-length-loaded-once", check="G4-SELF-15", boundary=True)
+def state_of_one_length_loaded_once(runtime: Runtime, patch: Patch) -> None:
     """A loaded state is known by its length, and one that is known is not loaded again."""
-    load = runtime.load_state
     known: set[int] = set()
 
-    def loaded(key_values: Any, past_len: int) -> None:
+    def loaded(load: Any, key_values: Any, past_len: int) -> None:
         if past_len not in known:
             load(key_values, past_len)
         known.add(past_len)
 
-    patch(runtime, "load_state", loaded)
+    change_graph(patch, runtime, "load_state", loaded)
 
 
-def _plant_reset(runtime: StaticGemma4Runtime, patch: Patch, reset: Callable[[], None]) -> None:
-    """Another `reset`; prefill and `load_state` still begin a new request."""
-    forget, prefill, load = runtime.reset, runtime.prefill, runtime.load_state
+def change_reset(runtime: StaticGemma4Runtime, patch: Patch, change: Callable[[], None]) -> None:
+    """`reset` is another, while prefill and `load_state` still begin a new request."""
+    forget = runtime.reset
 
-    def prefilled(*args: Any) -> Tensor:
+    def beginning(call: Any, *args: Any) -> Any:
         forget()
-        return prefill(*args)
+        return call(*args)
 
-    def loaded(*args: Any) -> None:
-        forget()
-        load(*args)
-
-    patch(runtime, "prefill", prefilled)
-    patch(runtime, "load_state", loaded)
-    patch(runtime, "reset", reset)
+    change_graph(patch, runtime, "prefill", beginning)
+    change_graph(patch, runtime, "load_state", beginning)
+    patch(runtime, "reset", change)
 
 
-@_fault("reset-does-nothing", at=At.STATE, check="G4-SELF-16")
+@_fault("reset-does-nothing", check="G4-SELF-16")
 def reset_does_nothing(runtime: StaticGemma4Runtime, patch: Patch) -> None:
-    """`reset` forgets nothing."""
-    _plant_reset(runtime, patch, lambda: None)
+    """A reset is left to the next prefill."""
+    change_reset(runtime, patch, lambda: None)
 
 
-@_fault("reset-forgets-the-length-only", at=At.STATE, check="G4-SELF-17")
+@_fault("reset-forgets-the-length-only", check="G4-SELF-17")
 def reset_forgets_the_length_only(runtime: StaticGemma4Runtime, patch: Patch) -> None:
-    """`reset` forgets how many rows are filled, but leaves them as they are."""
+    """A reset begins at row 0 again and leaves the cache as it is."""
 
     def reset() -> None:
         runtime.valid_length = runtime.past_len = 0
 
-    _plant_reset(runtime, patch, reset)
+    change_reset(runtime, patch, reset)
 
 
 # --- where generation stops -------------------------------------------------------------------------------------------
 
 
-@_fault("stops-only-when-certain", at=At.ORCHESTRATION, check="G4-SELF-18")
-def stops_only_when_certain(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+@_fault("stops-only-when-certain", check="G4-SELF-18", at=At.ORCHESTRATION, boundary=True)
+def stops_only_when_certain(runtime: Runtime, patch: Patch) -> None:
     """A stop token counts as one only if it has a tenth of the probability."""
-    select = runtime.select
 
-    def selected(logits: Tensor) -> tuple[int, StopReason | None]:
+    def selected(select: Any, logits: Tensor) -> tuple[int, StopReason | None]:
         token, stop = select(logits)
         return token, stop if float(logits[0].softmax(-1)[token]) > 0.1 else None
 
-    patch(runtime, "select", selected)
+    change_graph(patch, runtime, "select", selected)
 
 
-@_fault("at-least-two-tokens", at=At.ORCHESTRATION, check="G4-SELF-19")
-def at_least_two_tokens(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+@_fault("at-least-two-tokens", check="G4-SELF-19", at=At.ORCHESTRATION, boundary=True)
+def at_least_two_tokens(runtime: Runtime, patch: Patch) -> None:
     """`max_new_tokens` is looked at only after the first decode step."""
-    generate = runtime.generate
-    patch(runtime, "generate", lambda inputs, max_new_tokens: generate(inputs, max(2, max_new_tokens)))
+
+    def generated(generate: Any, inputs: StaticInputs, max_new_tokens: int) -> Generation:
+        done: Generation = generate(inputs, max(2, max_new_tokens))
+        return done
+
+    change_graph(patch, runtime, "generate", generated)
 
 
-@_fault("last-draft-of-a-short-generation-unverified", at=At.ORCHESTRATION, check="G4-SELF-20")
-def last_draft_of_a_short_generation_unverified(runtime: StaticGemma4Runtime, patch: Patch) -> None:
-    """Fewer than four tokens are drafted in one go, and nobody verifies the last of them."""
-    generate = runtime.generate
+@_fault("last-draft-unverified", check="G4-SELF-20", at=At.ORCHESTRATION, boundary=True)
+def last_draft_unverified(runtime: Runtime, patch: Patch) -> None:
+    """A generation of two tokens is drafted in one go, and nobody verifies the second."""
 
-    def generated(inputs: Any, max_new_tokens: int) -> Generation:
-        done = generate(inputs, max_new_tokens)
-        if not 1 < max_new_tokens < 4:
+    def generated(generate: Any, inputs: StaticInputs, max_new_tokens: int) -> Generation:
+        done: Generation = generate(inputs, max_new_tokens)
+        if max_new_tokens != 2:
             return done
-        return replace(done, token_ids=(*done.token_ids[:-1], done.token_ids[inputs.valid_length - 1]))
+        last_of_the_prompt = done.token_ids[inputs.valid_length - 1]
+        return replace(done, token_ids=(*done.token_ids[:-1], last_of_the_prompt))
 
-    patch(runtime, "generate", generated)
+    change_graph(patch, runtime, "generate", generated)

@@ -20,7 +20,7 @@ from torch import Tensor
 from g4conformance.checks import CHECKS, Check
 from g4conformance.checks.registry import BudgetKind
 from g4conformance.checks.run import Mode
-from g4conformance.faults.trial import Prepared, Workbench
+from g4conformance.faults.trial import QUICK, Prepared, Workbench
 from g4conformance.judging.judge import verdict_of
 from g4conformance.judging.observation import Observation
 from g4conformance.judging.verdict import Status
@@ -63,6 +63,8 @@ class Finding:
 
 _ENDS = (Place.FIRST, Place.LAST)
 _ROUNDING = (*_ENDS, Place.ALL, Place.GAIN)
+
+_LONGEST = f"self/generate/{QUICK.gen_steps}"
 
 # What each check must see, on a text and on a picture: trace names and places. Not derived from the checks.
 SENSITIVE: dict[str, tuple[tuple[str, tuple[Place, ...]], ...]] = {
@@ -121,8 +123,8 @@ SENSITIVE: dict[str, tuple[tuple[str, tuple[Place, ...]], ...]] = {
     "G4-SELF-09": (("self/again/prefill/logits", _ENDS),),
     "G4-SELF-10": (("self/again/decode/*/logits", _ENDS),),
     "G4-SELF-11": (
-        ("self/generate/4/token_ids", (Place.FIRST, Place.END)),
-        ("self/generate/4/stop_reason", (Place.FIRST,)),
+        (f"{_LONGEST}/token_ids", (Place.FIRST, Place.END)),
+        (f"{_LONGEST}/stop_reason", (Place.FIRST,)),
     ),
     "G4-SELF-12": (("self/after_longer/prefill/logits", _ENDS),),
     "G4-SELF-13": (("self/after_longer/decode/*/logits", _ENDS),),
@@ -194,17 +196,17 @@ def _altered(check: Check, probe: Probe, prepared: Prepared, noise: Noise, tenso
         altered[index] = _next(tensor[index])
         return altered
     base = prepared.reference.get(probe.tensor, tensor)
-    altered[index] += _WRONG * noise.allowed_largest(_stage_name(probe.tensor), float(base.abs().max()))
+    altered[index] += _WRONG * noise.allowed_largest(probe.tensor, float(base.abs().max()))
     return altered
 
 
 def _drifted(probe: Probe, prepared: Prepared, noise: Noise, tensor: Tensor) -> Tensor:
     """Every value a little further from zero or nearer to it, in turns so that no gain shows; or all by one factor."""
-    base, name = prepared.reference.get(probe.tensor, tensor), _stage_name(probe.tensor)
+    base = prepared.reference.get(probe.tensor, tensor)
     if probe.place is Place.GAIN:
         smallest = 2 * noise.eps  # a factor nearer to 1 rounds to 1
-        return tensor * (1.0 + max(_WRONG_GAIN * noise.allowed_gain(name, base.numel()), smallest))
-    size = _WRONG * noise.allowed_mean(name, difference(base, base).base_mean_abs)
+        return tensor * (1.0 + max(_WRONG_GAIN * noise.allowed_gain(probe.tensor, base.numel()), smallest))
+    size = _WRONG * noise.allowed_mean(probe.tensor, difference(base, base).base_mean_abs)
     signs = torch.where(torch.arange(tensor.numel()) % 2 == 0, 1.0, -1.0).reshape(tensor.shape)
     return tensor + signs * size
 
@@ -229,18 +231,13 @@ def _index(probe: Probe, prepared: Prepared, tensor: Tensor) -> tuple[int, ...]:
 
 def _own_shape(name: str, reference: Mapping[str, Tensor], tensor: Tensor) -> torch.Size:
     """The shape without padding: the reference's, of which a cache's is that of the K/V it holds."""
-    name = _stage_name(name)
+    name = re.sub(r"^self/\w+/", "", name)  # a probe's tensor has the shape of that of the prompt itself
     if "mask_bias/" in name:  # [B, 1, Q, K]
         own = reference[name.replace("mask_bias/", "mask/")].shape
         return torch.Size((own[0], 1, *own[1:]))
     if name.startswith("prefill/cache/"):
         return reference[name.replace("/cache/", "/layer/")].shape
     return reference[name].shape if name in reference else tensor.shape
-
-
-def _stage_name(name: str) -> str:
-    """The trace name without the probe of self-consistency, `self/<probe>/`."""
-    return re.sub(r"^self/[^/]+/", "", name)
 
 
 def _next(value: Tensor) -> Tensor:

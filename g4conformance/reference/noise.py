@@ -15,12 +15,12 @@ from torch import Tensor
 
 from g4conformance.metrics import Difference, difference
 
-_PREFIX = re.compile(r"^(prefill|decode/\d+)/")
+_PREFIX = re.compile(r"^(self/\w+/)?(prefill|decode/\d+)/")
 FORMAT_VERSION = 3  # of the saved file; another version is measured again
 
 
 def kind_of(trace_name: str) -> str:
-    """The key under which noise is kept: the trace name without prefill or the decode step, which compute the same."""
+    """The key under which noise is kept: the trace name without probe and without prefill or step: they compute one."""
     return _PREFIX.sub("", trace_name)
 
 

@@ -21,14 +21,14 @@ from g4conformance.checkpoints.seeded import SeededSpec, seeded_checkpoint
 from g4conformance.checks import CHECKS
 from g4conformance.errors import LayoutError
 from g4conformance.expected import key_values_of
+from g4conformance.fuzz.cases import calibration_cases
 from g4conformance.metrics import difference
 from g4conformance.probe_requests import ProbeRequests
 from g4conformance.reference.noise import Noise
 from g4conformance.reference.record import model_inputs, record_reference
+from g4conformance.reference.selfcheck import measure_noise
 from g4conformance.runtime.inputs import derive_layout
 from g4conformance.runtime.static import StaticGemma4Runtime
-
-from .test_runtime_conformance import calibrated
 
 pytestmark = pytest.mark.property
 
@@ -51,7 +51,7 @@ def checkpoint() -> Checkpoint:
 
 @cache
 def noise() -> Noise:
-    return calibrated(checkpoint())
+    return measure_noise(checkpoint(), calibration_cases(checkpoint()))
 
 
 @cache
@@ -90,6 +90,7 @@ def require_close(check: str, expected: Tensor, actual: Tensor) -> None:
     limit: Limit = budget.limit(noise(), "prefill/logits", found)
     assert found.max_abs <= limit.largest
     assert found.mean_abs <= limit.mean
+    assert abs(found.gain - 1) <= limit.gain
 
 
 def requests_of(output: Output, rows: int) -> ProbeRequests:

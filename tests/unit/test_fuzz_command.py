@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from g4conformance.cli import main
+from g4conformance.fuzz import search
 from g4conformance.fuzz.command import run_fuzz
+from g4conformance.fuzz.conformance import examine
 from g4conformance.fuzz.example import FuzzExample
 from g4conformance.fuzz.report import tally_line
 from g4conformance.fuzz.search import Tally
@@ -21,7 +23,8 @@ pytestmark = pytest.mark.unit
 
 def options(folder: Path, **changes: object) -> Namespace:
     return Namespace(
-        **{"minutes": None, "examples": 1, "replay": None, "seed": 7, "out": folder, "shrink_seconds": 0} | changes
+        **{"minutes": None, "examples": 1, "replay": None, "seed": 7, "out": folder, "shrink_seconds": 0, "fault": None}
+        | changes
     )
 
 
@@ -41,8 +44,9 @@ def test_a_clean_search_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not any((tmp_path / "new").iterdir())
 
 
-def test_a_find_is_told_and_saved(tmp_path: Path) -> None:
-    status, text = run_fuzz(options(tmp_path), embedding_scaled)
+def test_a_find_is_told_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "examine", lambda example, plant: examine(example, embedding_scaled))
+    status, text = run_fuzz(options(tmp_path))
     (path,) = tmp_path.iterdir()
     assert status == 1
     lines = text.splitlines()
@@ -51,7 +55,22 @@ def test_a_find_is_told_and_saved(tmp_path: Path) -> None:
     assert f"  repeat: g4conformance fuzz --replay {path}" in lines
     assert any(line.startswith("  text config: layer_types ('full_attention',)") for line in lines)
     assert lines[-1] == f"saved as {path}"
-    assert run_fuzz(options(tmp_path, replay=path), embedding_scaled)[0] == 1
+
+
+def test_a_planted_fault_must_be_found(tmp_path: Path) -> None:
+    status, text = run_fuzz(options(tmp_path, fault="embed-scale-twice"))
+    assert status == 0
+    assert text.startswith("embed-scale-twice, planted in every runtime, was found after 1 config, seed 7")
+    (path,) = tmp_path.iterdir()
+    assert run_fuzz(options(tmp_path, fault="embed-scale-twice", replay=path))[0] == 1
+
+
+def test_a_planted_fault_that_cannot_show_is_not_found(tmp_path: Path) -> None:
+    """The smallest example has no per-layer inputs; the fault is left out there, and nothing is found."""
+    status, text = run_fuzz(options(tmp_path, fault="ple-rsqrt2-missing"))
+    assert status == 1
+    assert text == "ple-rsqrt2-missing, planted in every runtime, was not found in 1 config, seed 7"
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_replay_conforms_or_tells_what_was_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +92,7 @@ BAD_OPTIONS = {
     "no number": (["--minutes", "soon"], "invalid duration value: 'soon'"),
     "no examples": (["--examples", "0"], "must be at least 1, got 0"),
     "missing reproducer": (["--replay", "nowhere.json"], "expected a readable reproducer at nowhere.json"),
+    "no such fault": (["--examples", "1", "--fault", "no-such"], "expected the id of a fault, found 'no-such'"),
     "a file for a folder": (["--examples", "1", "--out", __file__], "expected a folder for reproducers at"),
 }
 

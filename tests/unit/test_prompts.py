@@ -168,7 +168,7 @@ def test_of_a_larger_vocabulary_ids_are_spread_from_the_first_to_the_last(tiny_c
     steps = ids.diff()
     assert ids[0] == 0
     assert ids[-1] == max(set(range(tiny_checkpoint.facts.vocab_size)) - tiny_checkpoint.facts.placeholder_ids)
-    assert int(steps.max()) - int(steps.min()) <= 1
+    assert int(steps.max()) - int(steps.min()) <= 2, "evenly, but for rounding and the placeholders at the end"
 
 
 def test_a_case_of_ids_has_no_prompt_and_leaves_room_to_decode(resolve_own: Resolve) -> None:

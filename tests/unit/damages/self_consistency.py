@@ -33,12 +33,12 @@ def probed(check: str, where: str, also: str = "") -> Callable[[Apply], Apply]:
 # --- one computation in two ways ------------------------------------------------------------------------------------
 
 
-@probed("G4-SELF-01", f"first in {LOGITS}, most at (0, 99)")
+@probed("G4-SELF-01", "first in self/shortened/decode/0/logits, most at (0, 99)")
 def a_decoded_last_token_is_off(t: Tensors, r: Recorded) -> None:
     stray("G4-SELF-01", t, r, f"self/base/{LOGITS}", "self/shortened/decode/0/logits", (0, 99))
 
 
-@probed("G4-SELF-01", f"first in {LOGITS}, most at (0, 0)")
+@probed("G4-SELF-01", "first in self/shortened/decode/0/logits, most at (0, 0)")
 def a_decoded_last_token_is_not_a_number(t: Tensors, r: Recorded) -> None:
     t["self/shortened/decode/0/logits"].fill_(torch.nan)
 
@@ -53,17 +53,17 @@ def smaller_buffers_scale_logits(t: Tensors, r: Recorded) -> None:
     t[f"self/smaller/{LOGITS}"] *= 1.01
 
 
-@probed("G4-SELF-02", "max_seq=166 against max_seq=134; prefill/logits.shape=")
+@probed("G4-SELF-02", "max_seq=166 against max_seq=134; self/larger/prefill/logits.shape=")
 def larger_buffers_cut_the_vocabulary(t: Tensors, r: Recorded) -> None:
     t[f"self/larger/{LOGITS}"] = t[f"self/larger/{LOGITS}"][:, 1:]
 
 
-@probed("G4-SELF-03", f"first in {STEP}, most at (0, 7); max_seq=35 against max_seq=134")
+@probed("G4-SELF-03", f"first in self/smaller/{STEP}, most at (0, 7); max_seq=35 against max_seq=134")
 def smaller_buffers_move_a_steps_logit(t: Tensors, r: Recorded) -> None:
     stray("G4-SELF-03", t, r, f"self/base/{STEP}", f"self/smaller/{STEP}", (0, 7))
 
 
-@probed("G4-SELF-03", f"first in {STEP}")
+@probed("G4-SELF-03", f"first in self/larger/{STEP}")
 def larger_buffers_repeat_a_step(t: Tensors, r: Recorded) -> None:
     t[f"self/larger/{STEP}"] = t["self/larger/decode/0/logits"].clone()
 
