@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,14 +114,13 @@ def _made(spec: str, checkpoint: Any) -> Any:
     module, _, factory = spec.partition(":")
     sys.path.insert(0, os.getcwd())  # an adopter's module lies where the command is called
     try:
-        make: Callable[[Any], Any] = getattr(importlib.import_module(module), factory)
-    except (ImportError, AttributeError, ValueError) as error:
+        return getattr(importlib.import_module(module), factory)(checkpoint)
+    except Exception as error:  # whatever an adopter's module raises, there is no runtime to try
         raise ConformanceError(
             "--runtime package.module:factory, where factory(checkpoint) makes a runtime",
-            f"{spec} ({error})",
+            f"{spec} ({type(error).__name__}: {error})",
             "Check it.",
         ) from None
-    return make(checkpoint)
 
 
 def _with_progress(trials: Any, total: int) -> list[Trial]:

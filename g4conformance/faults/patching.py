@@ -31,7 +31,7 @@ class Patch:
         """Replaces `target.name` until the context ends.
 
         Raises:
-            AttributeError: the target has no such attribute: a fault would not be applied.
+            AttributeError: the target has no such attribute, or takes none: a fault would not be applied.
         """
         if not hasattr(target, name):
             raise AttributeError(f"{type(target).__name__} has no {name} to replace")
@@ -53,4 +53,6 @@ def _home(target: object, name: str) -> dict[str, Any]:
         for home in (target._parameters, target._buffers, target._modules):
             if name in home:
                 return home
+    if not hasattr(target, "__dict__"):
+        raise AttributeError(f"{type(target).__name__} takes no attributes of its own")
     return vars(target)
