@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="g4conformance", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    verify = commands.add_parser("verify", help="judge a runtime at all eight stages")
+    verify = commands.add_parser("verify", help="judge a runtime at all eight stages, and against itself")
     add_options(verify.add_argument)
     add_faults_options(commands.add_parser("faults", help="plant known faults and show that the suite sees each"))
     fuzz = commands.add_parser("fuzz", help="judge the shipped runtime on random configs and cases")
