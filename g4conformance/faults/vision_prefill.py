@@ -53,6 +53,15 @@ def padding_gets_positions(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     )
 
 
+@_fault("pos-table-cut-short", at=At.WEIGHTS, check="G4-VISION-01", case="image-panorama")
+def far_positions_share_a_row(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+    """The position table is loaded as far as square pictures reach, and positions beyond its end share its last row."""
+    embedder = vision_model(runtime).patch_embedder
+    change_graph(
+        patch, embedder, "forward", lambda embed, pixels, ids, padding: embed(pixels, ids.clamp(max=63), padding)
+    )
+
+
 # --- encoder ----------------------------------------------------------------------------------------------------------
 
 
