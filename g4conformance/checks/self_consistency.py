@@ -75,7 +75,7 @@ def logits_with_words_in_padding(run: CaseRun) -> list[Comparison]:
 
 @_check("G4-SELF-06", budget="exact")
 def rows_with_anything_in_padding(run: CaseRun) -> list[Comparison]:
-    """Neither changes any row of the prompt: in every layer's output, and in K and V of storing layers."""
+    """Neither NaN nor other ids in padding rows change a row of the prompt: every layer's output, K and V."""
     return _with_padding(run, ["nan_padding", "other_padding"], row_names(run.facts))
 
 
