@@ -20,13 +20,13 @@ from g4conformance.stages import Stage
 SUFFIXES = (".json", ".html")
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1c1c1c }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 82rem; padding: 0 1rem; color: #1c1c1c }
 table { border-collapse: collapse; margin: 1rem 0 2rem }
 th, td { border: 1px solid #d8d8d8; padding: .3rem .6rem; text-align: left; vertical-align: top }
 th { background: #f4f4f4; font-weight: 600; white-space: nowrap }
 .pass { background: #e2f3e2 } .fail, .error { background: #f8d4d0 } .inherited { background: #fbeecb }
 .not-observed, .not-applicable { color: #8a8a8a }
-code { font-size: 13px }
+code { font-size: 13px; white-space: nowrap }
 """
 
 
