@@ -130,7 +130,8 @@ def _with_progress(trials: Any, total: int) -> list[Trial]:
 
 def _blind_spots() -> Sequence[str]:
     bench = shipped_workbench(subject_checkpoint(Subject.BUNDLED))
-    return [f"{f.probe.check}: {f.probe.tensor}, {f.probe.place}" for f in findings(bench) if not f.red]
+    probes = [finding.probe for finding in findings(bench) if not finding.red]
+    return [f"{probe.check} {probe.mode}: {probe.tensor}, {probe.place}" for probe in probes]
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 
 from g4conformance import budgets
 from g4conformance.checks import CHECKS
+from g4conformance.checks.run import Mode
 from g4conformance.faults import FAULTS, Fault
 from g4conformance.faults.matrix import shipped_workbench
 from g4conformance.faults.sensitivity import SENSITIVE, findings
 from g4conformance.faults.subjects import Subject, subject_checkpoint
 from g4conformance.faults.trial import Outcome, Workbench, first_difference
+from g4conformance.judging.judge import Bench
 from g4conformance.judging.observe import observe
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.static import StaticGemma4Runtime
@@ -91,8 +94,7 @@ def test_a_check_that_is_lost_is_noticed(check: str, monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(CHECKS, check)
     if killed_by_it:
         assert workbench(Subject.BUNDLED).run(killed_by_it[0]).outcome is Outcome.SURVIVED
-    else:
-        assert check in SENSITIVE, "a lost check must be missed by the list of what each check sees"
+    assert not all(finding.red for finding in findings(workbench(Subject.BUNDLED), [check]))
 
 
 @pytest.mark.xdist_group(f"faults, {Subject.BUNDLED.name}")
@@ -100,6 +102,38 @@ def test_a_budget_that_is_loosened_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     loosened(monkeypatch, lambda budget: budget * 10)
     blind = {finding.probe.check for finding in findings(workbench(Subject.BUNDLED)) if not finding.red}
     assert blind == {check.id for check in CHECKS.values() if check.budget == "rounding"}
+
+
+@pytest.mark.xdist_group(f"faults, {Subject.BUNDLED.name}")
+@pytest.mark.parametrize("check", ["G4-EMBED-01", "G4-FUSION-02", "G4-ROPE-01", "G4-PREFILL-05", "G4-DECODE-10"])
+def test_an_exact_check_that_forgives_rounding_is_noticed(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounding = budgets.budget_of(CHECKS["G4-PREFILL-04"], "float32")
+    monkeypatch.setattr(Bench, "budget", lambda self, other: rounding)
+    assert not all(finding.red for finding in findings(workbench(Subject.BUNDLED), [check]))
+
+
+@pytest.mark.xdist_group(f"faults, {Subject.BUNDLED.name}")
+@pytest.mark.parametrize(
+    ("check", "narrowed"),
+    [
+        ("G4-PREFILL-03", lambda found: found[-1:]),  # only the last layer
+        ("G4-PREFILL-02", lambda found: [one for one in found if one.tensor.endswith("key")]),
+        ("G4-DECODE-09", lambda found: found[:1]),  # only the first step
+    ],
+)
+def test_a_check_that_looks_at_less_is_noticed(
+    check: str, narrowed: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = CHECKS[check]
+    monkeypatch.setitem(CHECKS, check, replace(whole, function=lambda run: narrowed(whole(run))))
+    assert not all(finding.red for finding in findings(workbench(Subject.BUNDLED), [check]))
+
+
+@pytest.mark.xdist_group(f"faults, {Subject.BUNDLED.name}")
+def test_a_check_that_is_made_in_isolation_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = CHECKS["G4-ROPE-01"]
+    monkeypatch.setitem(CHECKS, check.id, replace(check, modes=(Mode.ISOLATED,)))
+    assert not all(finding.red for finding in findings(workbench(Subject.BUNDLED), [check.id]))
 
 
 @pytest.mark.xdist_group(f"faults, {Subject.BUNDLED.name}")
