@@ -197,6 +197,21 @@ def test_a_small_shift_of_everything_exceeds_the_mean(image: Recorded) -> None:
     assert verdict.measurement.mean_abs > verdict.measurement.allowed_mean
 
 
+def test_a_common_factor_within_all_differences_exceeds_the_gain(image: Recorded) -> None:
+    """What scales everything by next to nothing is no rounding either."""
+
+    def apply(tensors: dict[str, Tensor], recorded: Recorded) -> None:
+        tensors["prefill/layer/0/hidden"] *= 1 + 5e-6
+
+    (verdict,) = judged_by(image, broken(image, apply), [CHECKS["G4-PREFILL-03"]], [Mode.ISOLATED])
+    assert verdict.status is Status.FAIL
+    assert verdict.measurement is not None
+    assert verdict.measurement.max_abs < verdict.measurement.allowed_max
+    assert verdict.measurement.mean_abs < verdict.measurement.allowed_mean
+    assert verdict.measurement.gain == pytest.approx(1 + 5e-6, rel=1e-6)
+    assert verdict.measurement.gain - 1 > verdict.measurement.allowed_gain
+
+
 def test_a_failed_exact_check_says_what_would_have_passed(text: Recorded) -> None:
     damage = next(damage for damage in DAMAGES if damage.check == "G4-EMBED-01")
     (verdict,) = judged_by(text, broken(text, damage.apply), [CHECKS[damage.check]], [Mode.ISOLATED])

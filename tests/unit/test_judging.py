@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,9 +19,10 @@ from g4conformance.expected import greedy_tokens
 from g4conformance.judging.judge import blame, judge
 from g4conformance.judging.observe import Observation
 from g4conformance.judging.verdict import Status, Verdict
+from g4conformance.reference.noise import Noise
 from g4conformance.stages import Stage
 
-from .recording import Recorded
+from .recording import NOISE, Recorded
 
 pytestmark = pytest.mark.unit
 
@@ -153,6 +155,39 @@ def test_one_verdict_where_isolated_and_accumulated_are_one(image: Recorded) -> 
         assert modes == ({ISO} if stage in image.observation.same else both)
     assert image.observation.same >= {Stage.BUILD_STATIC_INPUTS, Stage.VISION_PREFILL, Stage.TOKEN_EMBEDDING}
     assert DECODE not in image.observation.same
+
+
+def observed_with(given: Recorded, name: str, factor: float) -> Observation:
+    """What was observed, one tensor of prefill multiplied by `factor`."""
+    altered = {name: given.observation.isolated[name] * factor}
+    return replace(given.observation, isolated={**given.observation.isolated, **altered})
+
+
+def test_the_cases_own_noise_counts_where_it_is_larger(text: Recorded) -> None:
+    name = "prefill/layer/3/hidden"
+    observation = observed_with(text, name, 1 + 1e-3)
+    louder = Noise(NOISE.eps, {"layer/3/hidden": 1e-2}, {"layer/3/hidden": 1e-2}, {"layer/3/hidden": 1.0}, {})
+    statuses = [
+        next(v.status for v in verdicts if v.check == "G4-PREFILL-03" and v.mode is ISO)
+        for verdicts in (
+            judge(text.case, text.reference, observation, text.bench),
+            judge(text.case, text.reference, observation, text.bench, lambda: NOISE),
+            judge(text.case, text.reference, observation, text.bench, lambda: louder),
+        )
+    ]
+    assert statuses == [Status.FAIL, Status.FAIL, Status.PASS]
+
+
+@pytest.mark.parametrize("name", [None, "rope/full_attention/cos"])
+def test_the_cases_own_noise_is_not_measured_where_it_cannot_matter(text: Recorded, name: str | None) -> None:
+    """Neither where all is well nor where something exact is wrong."""
+
+    def never() -> Noise:
+        raise AssertionError("measured for nothing")
+
+    observation = text.observation if name is None else observed_with(text, name, 2.0)
+    verdicts = judge(text.case, text.reference, observation, text.bench, never)
+    assert any(verdict.status is Status.FAIL for verdict in verdicts) == (name is not None)
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -69,6 +69,16 @@ def test_the_noise_of_a_gain_shrinks_with_the_number_of_values() -> None:
     assert NOISE.allowed_gain("never met", 100) == pytest.approx(1e-4)
 
 
+def test_of_two_noises_the_larger_of_each_kind_counts() -> None:
+    other = Noise(
+        eps=1e-3, largest={"logits": 0.1, "layer/3/key": 0.5}, mean={"layer/3/key": 0.3}, gain={}, worst_peir={}
+    )
+    joined = NOISE.joined(other)
+    assert joined.largest == {"logits": 0.5, "layer/3/key": 0.5, "quiet": 1e-9}
+    assert joined.mean == {"logits": 0.1, "layer/3/key": 0.3}
+    assert joined.gain == NOISE.gain
+
+
 def test_noise_survives_a_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "noise.json"
     NOISE.save(path)
