@@ -14,7 +14,7 @@ from g4conformance.judging.traits import Traits
 from g4conformance.judging.verdict import Status, Verdict
 
 # Shares of the resemblance of two wrong tensors; they add up to 1.
-_TENSOR, _SIZE, _GAIN, _SPREAD, _FIRST = 0.3, 0.2, 0.25, 0.15, 0.1
+_TENSOR, _SIZE, _GAIN, _SPREAD, _FIRST, _SHARE = 0.25, 0.2, 0.25, 0.15, 0.05, 0.1
 _GREEN_CASE = 0.2  # the weight of a case on which both are green, against 1 where anything is red
 
 
@@ -89,6 +89,7 @@ def _alike(one: Traits, other: Traits) -> float:
         + _GAIN * _near(one.gain, other.gain, scale=0.1)
         + _SPREAD * _same_spread(one.spread, other.spread)
         + _FIRST * (one.first == other.first)
+        + _SHARE * (1.0 - abs(one.share - other.share))
     )
 
 

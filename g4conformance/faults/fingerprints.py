@@ -66,12 +66,13 @@ def _plain(found: Fingerprint) -> dict[str, dict[str, list[Any]]]:
 def _entry(traits: Traits) -> list[Any]:
     """A size that is infinite is null."""
     size = _rounded(traits.size) if math.isfinite(traits.size) else None
-    return [traits.tensor, size, _rounded(traits.gain), list(map(_rounded, traits.spread)), list(traits.first)]
+    spread = list(map(_rounded, traits.spread))
+    return [traits.tensor, size, _rounded(traits.gain), spread, list(traits.first), _rounded(traits.share)]
 
 
 def _traits(entry: list[Any]) -> Traits:
-    tensor, size, gain, spread, first = entry
-    return Traits(tensor, math.inf if size is None else size, gain, tuple(spread), tuple(first))
+    tensor, size, gain, spread, first, share = entry
+    return Traits(tensor, math.inf if size is None else size, gain, tuple(spread), tuple(first), share)
 
 
 def _rounded(number: float) -> float:

@@ -183,8 +183,8 @@ def _unobserved(blank: Verdict, name: str, observation: Observation) -> Verdict:
 
 def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise: Noise) -> Verdict:
     if mismatch := next((c for c in found if c.difference is None), None):
-        where, traits = mismatch.detail, traits_of(mismatch)
-        return replace(blank, status=Status.FAIL, where=where, would_pass=math.inf, traits=traits)
+        traits = traits_of(mismatch, sum(c.difference is None for c in found) / len(found))
+        return replace(blank, status=Status.FAIL, where=mismatch.detail, would_pass=math.inf, traits=traits)
     if not any(c.difference.count for c in found if c.difference):
         detail = next((c.detail for c in found if c.detail), "this case has nothing to compare here")
         return replace(blank, status=Status.NOT_APPLICABLE, where=detail)
@@ -203,7 +203,9 @@ def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise
     beyond = [c for c, m in zip(found, measurements, strict=True) if m.ratio > 1.0]
     if not beyond:
         return judged
-    return replace(judged, status=Status.FAIL, where=_where(beyond), traits=traits_of(beyond[0]))
+    return replace(
+        judged, status=Status.FAIL, where=_where(beyond), traits=traits_of(beyond[0], len(beyond) / len(found))
+    )
 
 
 def _measurement(comparison: Comparison, budget: Budget, noise: Noise) -> Measurement:

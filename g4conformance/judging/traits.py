@@ -26,6 +26,7 @@ class Traits:
         gain: the factor that scales the expected tensor closest onto the actual one.
         spread: for each axis, the share of its indices at which something notable differs.
         first: the first index at which something notable differs.
+        share: how many of the check's tensors are wrong, of all that it compared.
     """
 
     tensor: str
@@ -33,6 +34,7 @@ class Traits:
     gain: float = 1.0
     spread: tuple[float, ...] = ()
     first: tuple[int, ...] = ()
+    share: float = 1.0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,15 +44,15 @@ class Traits:
         return cls(**{**data, "spread": tuple(data["spread"]), "first": tuple(data["first"])})
 
 
-def traits_of(comparison: Comparison) -> Traits:
-    """The traits of a comparison that failed."""
+def traits_of(comparison: Comparison, share: float = 1.0) -> Traits:
+    """The traits of a comparison that failed, the first of a `share` of the check's."""
     found = comparison.difference
     if found is None or not math.isfinite(found.max_abs):
-        return Traits(comparison.tensor, math.inf)
+        return Traits(comparison.tensor, math.inf, share=share)
     delta = (comparison.actual.to(comparison.expected.device).double() - comparison.expected.double()).abs()
     notable = delta > _NOTABLE * found.max_abs
     size = found.max_abs / found.base_max_abs if found.base_max_abs else math.inf
-    return Traits(comparison.tensor, size, found.gain, _spread(notable), _first(notable))
+    return Traits(comparison.tensor, size, found.gain, _spread(notable), _first(notable), share)
 
 
 def _spread(notable: Tensor) -> tuple[float, ...]:
