@@ -90,6 +90,7 @@ class Workbench:
         self.session = ConformanceSession(checkpoint, runtime, options)
         self._prepared: dict[tuple[str, bool], Prepared] = {}
         self._noise: dict[str, Noise] = {}
+        self._already_red: dict[tuple[str, bool], set[str]] = {}
 
     def prepared(self, name: str, probes: bool = False) -> Prepared:
         """The case of this name, with its probes of self-consistency or, because those cost much, without."""
@@ -129,7 +130,7 @@ class Workbench:
     def run(self, fault: Fault) -> Trial:
         """Plants `fault` and judges the case that shows it."""
         prepared = self.prepared_for(fault)
-        already = {v.check for v in self.judged(prepared, prepared.clean) if v.failed}
+        already = self._red_without_a_fault(prepared)
         if fault.check in already:
             return Trial(fault, Outcome.NOT_APPLICABLE, detail=f"{fault.check} is red without it")
         try:
@@ -148,6 +149,14 @@ class Workbench:
             detail=detail,
             verdicts=tuple(verdicts),
         )
+
+    def _red_without_a_fault(self, prepared: Prepared) -> set[str]:
+        """Checks that a runtime of the user's fails as it is: what is red anyway shows no fault."""
+        key = prepared.case.case.name, prepared.case.case.self_consistency
+        if key not in self._already_red:
+            clean = self.judged(prepared, prepared.clean)
+            self._already_red[key] = {verdict.check for verdict in clean if verdict.failed}
+        return self._already_red[key]
 
     def _missed_by(self, fault: Fault, prepared: Prepared, observation: Observation) -> Iterable[str]:
         """What people look at today: the last token's argmax on a short prompt, and two distances of its logits."""

@@ -16,10 +16,13 @@ from g4conformance.checks.run import Mode
 from g4conformance.faults import FAULTS
 from g4conformance.faults.diagnosis import suspects
 from g4conformance.faults.fingerprints import Fingerprint, fingerprint_of, load, save
+from g4conformance.judging.judge import judge
 from g4conformance.judging.traits import Traits, traits_of
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.report.suspects import likely, suspect_data, suspect_lines
 from g4conformance.stages import Stage
+
+from .recording import Recorded
 
 pytestmark = pytest.mark.unit
 
@@ -67,6 +70,17 @@ def test_traits_say_where_something_notable_differs(actual: Tensor, spread: tupl
 @pytest.mark.parametrize("actual", [torch.ones(3), torch.tensor([1.0, math.nan])])
 def test_another_shape_and_nan_are_infinitely_large(actual: Tensor) -> None:
     assert traits_of(compare("prefill/logits", torch.ones(2), actual)).size == math.inf
+
+
+def test_traits_say_how_many_of_the_tensors_are_wrong(image: Recorded) -> None:
+    altered = {f"prefill/layer/{i}/hidden": image.observation.isolated[f"prefill/layer/{i}/hidden"] * 2 for i in (1, 2)}
+    observation = replace(image.observation, isolated={**image.observation.isolated, **altered})
+    verdicts = judge(image.case, image.reference, observation, image.bench)
+    found = next(v.traits for v in verdicts if v.check == "G4-PREFILL-03" and v.mode is Mode.ISOLATED)
+    assert found is not None
+    assert found.tensor == "prefill/layer/1/hidden"
+    assert found.share == pytest.approx(2 / len(image.bench.facts.layer_types))
+    assert found.gain == pytest.approx(2.0)
 
 
 # --- fingerprints -----------------------------------------------------------------------------------------------------
