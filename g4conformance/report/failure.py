@@ -76,7 +76,7 @@ def _blame_line(told: Verdict, of_case: Sequence[Verdict]) -> str:
 def _seen_before(of_case: Sequence[Verdict]) -> str:
     """The known mistakes that the whole case looks like."""
     names = ", ".join(suspect.fault.id for suspect in likely(of_case))
-    return f"  seen before: {names} (see docs/kill-matrix.md)" if names else ""
+    return f"  seen before: {names}" if names else ""
 
 
 def _by_stage(verdicts: Sequence[Verdict]) -> str:
