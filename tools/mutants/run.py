@@ -44,7 +44,7 @@ def require_innocent(grounds: Sequence[Ground]) -> None:
 
 def _outcome(module: str, tree: ast.Module, grounds: Sequence[Ground]) -> Outcome:
     judged = in_fork(lambda: _judged(module, tree, grounds))
-    return judged if judged.end is not End.SURVIVED else in_fork(lambda: _tested(module, tree))
+    return judged if judged.end is not End.SURVIVED else in_fork(lambda: _tested(module, tree, grounds))
 
 
 def _judged(module: str, tree: ast.Module, grounds: Sequence[Ground]) -> Outcome:
@@ -57,9 +57,9 @@ def _judged(module: str, tree: ast.Module, grounds: Sequence[Ground]) -> Outcome
     return SURVIVED
 
 
-def _tested(module: str, tree: ast.Module) -> Outcome:
+def _tested(module: str, tree: ast.Module, grounds: Sequence[Ground]) -> Outcome:
     install(module, tree)
-    return tested(module)
+    return tested(module, bundled=grounds[0].session.checkpoint)
 
 
 def _mutated_runtime(checkpoint: Checkpoint, layout: StaticLayout) -> Runtime:

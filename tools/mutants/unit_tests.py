@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from g4conformance.checkpoints import checkpoint as checkpoints
+from g4conformance.checkpoints.checkpoint import Checkpoint
 from tools.mutants.outcome import SURVIVED, End, Outcome
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -22,12 +25,17 @@ def load_plugins() -> None:
         plugin.load()
 
 
-def tested(module: str) -> Outcome:
-    """How the unit tests end in this process, whose runtime is a mutant of `module`; that module's own come first."""
+def tested(module: str, bundled: Checkpoint) -> Outcome:
+    """How the unit tests end in this process, whose runtime is a mutant of `module`; that module's own come first.
+
+    They get the bundled checkpoint as it is loaded already.
+    """
     names = sorted(TESTS, key=lambda name: name != module)  # keeps the order of the others
     files = [str(REPOSITORY / "tests" / "unit" / f"test_{name}.py") for name in names]
     failures = _Failures()
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={REPOSITORY}", *files], plugins=[failures])
+    with patch.object(checkpoints, "load_checkpoint", lambda name: bundled):
+        options = ["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={REPOSITORY}"]
+        code = pytest.main([*options, *files], plugins=[failures])
     if code is pytest.ExitCode.OK:
         return SURVIVED
     return Outcome(End.UNIT_TEST, failures.first or f"pytest ended with {code!r}")
@@ -40,7 +48,7 @@ class _Failures:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and not self.first:
-            self.first = f"{report.nodeid.split('/')[-1]}: {report.longreprtext.splitlines()[-1]}"
+            self.first = report.nodeid.split("/")[-1]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and not self.first:
