@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import platformdirs
 import torch
 import transformers
+from torch import Tensor
 
 from g4conformance.cases import Case, load_cases, own_case, select_cases
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
@@ -23,6 +24,7 @@ from g4conformance.prompts import ResolvedCase, resolve
 from g4conformance.reference.record import record_reference
 from g4conformance.reference.selfcheck import calibrated_noise, measure_noise
 from g4conformance.runtime.contract import Runtime
+from g4conformance.trace import Trace
 
 # Noise is calibrated on one text that leaves the sliding window and one picture.
 CALIBRATION_CASES = ("window-twice", "image-middle")
@@ -105,15 +107,20 @@ class ConformanceSession:
     def verdicts(self, case: str) -> list[Verdict]:
         """The verdicts of a case, in the order of the stages; runs reference and runtime the first time."""
         if case not in self._verdicts:
-            self._verdicts[case] = self._judge(self.cases[case])
+            self._verdicts[case] = self.judged(self.runtime, case, self.reference(case))
         return self._verdicts[case]
 
-    def _judge(self, case: ResolvedCase) -> list[Verdict]:
-        reference = record_reference(
-            self.checkpoint, case.request.inputs, case.reference_steps, case.case.name, case.digest
-        )
-        observation = observe(self.runtime, case, reference, self.checkpoint.facts)
-        return judge(case, reference, observation, self.bench, lambda: measure_noise(self.checkpoint, [case]))
+    def reference(self, case: str) -> Trace:
+        """The reference's trace of a case, recorded at every call."""
+        resolved = self.cases[case]
+        inputs = resolved.request.inputs
+        return record_reference(self.checkpoint, inputs, resolved.reference_steps, case, resolved.digest)
+
+    def judged(self, runtime: Runtime, case: str, reference: Mapping[str, Tensor]) -> list[Verdict]:
+        """The verdicts of any runtime on a case whose reference was recorded before; nothing of them is kept."""
+        resolved = self.cases[case]
+        observation = observe(runtime, resolved, reference, self.checkpoint.facts)
+        return judge(resolved, reference, observation, self.bench, lambda: measure_noise(self.checkpoint, [resolved]))
 
     @property
     def setting(self) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from g4conformance.reference.noise import Noise
 from g4conformance.stages import Stage, stage_of, upstream
 
 _WRONG = (Status.FAIL, Status.ERROR)
+# No case was seen whose own noise is more than five times the calibrated one.
+_INEXCUSABLE = 100.0
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,15 @@ def judge(
             asked for only where something is wrong by the calibrated noise, and then the larger of both counts.
     """
     verdicts = _judge(case, reference, observation, bench)
-    if own_noise is None or not any(map(_beyond_noise, verdicts)):
+    if own_noise is None or not any(map(_excusable, verdicts)):
         return verdicts
     return _judge(case, reference, observation, replace(bench, noise=bench.noise.joined(own_noise())))
 
 
-def _beyond_noise(verdict: Verdict) -> bool:
+def _excusable(verdict: Verdict) -> bool:
     """Whether it is wrong, but might not be by a larger noise."""
-    return verdict.failed and verdict.measurement is not None and verdict.measurement.allowed_max > 0.0
+    found = verdict.measurement
+    return verdict.failed and found is not None and found.allowed_max > 0.0 and found.ratio < _INEXCUSABLE
 
 
 def _judge(

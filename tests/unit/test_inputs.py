@@ -83,6 +83,7 @@ def test_right_padding_yields_the_lengths(lengths: list[int]) -> None:
         ([[1, 0, 1]], 0),
         ([[1, 1, 0], [0, 0, 1]], 1),
         ([[1, 0, 0], [1, 1, 1], [0, 1, 0]], 2),
+        ([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 1),
     ],
 )
 def test_padding_elsewhere_is_refused_by_row(rows: list[list[int]], culprit: int) -> None:
@@ -114,6 +115,7 @@ def test_pad_right() -> None:
     assert pad_right(ids([5, 6]), 4, PAD).tolist() == [[5, 6, 0, 0]]
     assert pad_right(torch.tensor([[True]]), 3, False).tolist() == [[True, False, False]]
     assert pad_right(ids([5, 6]), 2, PAD).tolist() == [[5, 6]]
+    assert pad_right(ids([5, 6]), 4, 3).tolist() == [[5, 6, 3, 3]], "a pad id need not be 0"
 
 
 # --- where the image lies -------------------------------------------------------------------------------------------
@@ -176,7 +178,19 @@ def test_derive_layout_of_text() -> None:
 
 def test_derive_layout_of_an_image() -> None:
     output = {"input_ids": ids([1, IMAGE, IMAGE, 2]), "image_position_ids": positions(6, 3, 9)}
-    assert derive_layout(output, IMAGE, 8) == StaticLayout(8, 1, 2, patch_grid=(6, 3))
+    derived = derive_layout(output, IMAGE, 8)
+    assert {derived} == {StaticLayout(8, 1, 2, patch_grid=(6, 3))}, "equal, and found again as a key"
+
+
+def test_derive_layout_without_positions_or_without_placeholders() -> None:
+    assert derive_layout({"input_ids": ids([1, IMAGE, IMAGE, 2])}, IMAGE, 8) == StaticLayout(8, 1, 2)
+    assert derive_layout(
+        {"input_ids": ids([1, 2]), "image_position_ids": positions(6, 3, 9)}, IMAGE, 8
+    ) == StaticLayout(8)
+
+
+def test_derive_layout_takes_the_batch_size() -> None:
+    assert derive_layout({"input_ids": ids([1, 2])}, IMAGE, 8, batch_size=2) == StaticLayout(8, batch_size=2)
 
 
 # --- the request ----------------------------------------------------------------------------------------------------
@@ -199,6 +213,7 @@ def test_every_kind_of_placeholder_becomes_padding() -> None:
     assert inputs.llm_input_ids.tolist() == [[1, PAD, PAD, PAD, 2, PAD, PAD, PAD]]
     assert inputs.attention_mask.tolist() == [[True] * 5 + [False] * 3]
     assert inputs.valid_length == 5
+    assert isinstance(inputs.valid_length, int)
     assert inputs.pixel_values is None
     assert inputs.image_position_ids is None
 

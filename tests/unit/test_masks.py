@@ -76,3 +76,11 @@ def test_the_bias_is_zero_or_finite_and_huge(dtype: torch.dtype) -> None:
     assert torch.equal(bias[:, 0] == 0, allowed)
     assert bool((bias[:, 0][~allowed] == torch.finfo(dtype).min).all())
     assert bool(torch.isfinite((bias + torch.randn(2, dtype=dtype)).softmax(-1)).all()), "a hidden row yields no NaN"
+
+
+def test_masks_lie_where_their_inputs_do() -> None:
+    """`meta` stands for any device that is not the default one."""
+    queries, valid = torch.arange(3, device="meta"), torch.ones(KEYS, dtype=torch.bool, device="meta")
+    for layer_type in (FULL, SLIDING):
+        allowed = attention_mask(layer_type, queries, valid, sliding_window=WINDOW)
+        assert allowed.device.type == mask_bias(allowed, torch.float32).device.type == "meta"

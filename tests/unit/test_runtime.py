@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from g4conformance.runtime.graphs import softcap
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.masks import mask_bias
 from g4conformance.runtime.static import StaticGemma4Runtime
+from g4conformance.runtime.vision import StaticVisionTower
 from g4conformance.trace import Recorder
 
 from .asserting import told
@@ -52,9 +54,9 @@ def prefilled(runtime: Runtime, case: ResolvedCase) -> tuple[Runtime, Tensor]:
 
 
 def test_weights_are_the_checkpoints_own(shared_runtime: Runtime, tiny_checkpoint: Checkpoint) -> None:
-    theirs = dict(tiny_checkpoint.model.named_parameters())
-    for name, parameter in shared_runtime.model.named_parameters():
-        assert parameter.data_ptr() == theirs[name].data_ptr(), name
+    theirs = dict(chain(tiny_checkpoint.model.named_parameters(), tiny_checkpoint.model.named_buffers()))
+    for name, tensor in chain(shared_runtime.model.named_parameters(), shared_runtime.model.named_buffers()):
+        assert tensor is theirs[name], name
     assert shared_runtime.model is not tiny_checkpoint.model
     modules = zip(shared_runtime.model.modules(), tiny_checkpoint.model.modules(), strict=True)
     assert all(own is not theirs for own, theirs in modules), "a fault put into a module stays in the runtime"
@@ -118,12 +120,30 @@ def test_another_slot_is_refused(shared_runtime: Runtime, image_case: ResolvedCa
         shared_runtime.for_layout(moved).build_static_inputs(image_case.request.prompt, image_case.request.images)
 
 
-def test_another_patch_grid_is_refused(shared_runtime: Runtime, resolved: Resolved) -> None:
-    wide, other = resolved("image-wide").request, resolved("image-tall").request
-    runtime = shared_runtime.for_layout(wide.layout)
-    expected, found = ("{} x {} patches".format(*case.layout.patch_grid) for case in (wide, other))
-    with told(LayoutError, expected=expected, found=found, remedy="for_layout"):
-        runtime._require_patch_grid(other.inputs["image_position_ids"])
+@pytest.mark.parametrize("name", ["image-wide", "image-tall"])
+def test_another_patch_grid_is_refused(shared_runtime: Runtime, resolved: Resolved, name: str) -> None:
+    """The other grid has as many patches and soft tokens: nothing else would tell."""
+    request = resolved(name).request
+    assert request.layout.patch_grid is not None
+    columns, rows = request.layout.patch_grid
+    runtime = shared_runtime.for_layout(replace(request.layout, patch_grid=(rows, columns)))
+    with told(
+        LayoutError, expected=f"{rows} x {columns} patches", found=f"{columns} x {rows} patches", remedy="for_layout"
+    ):
+        runtime.build_static_inputs(request.prompt, request.images)
+
+
+def test_a_layout_may_leave_the_grid_open(shared_runtime: Runtime, image_case: ResolvedCase) -> None:
+    request = image_case.request
+    runtime = shared_runtime.for_layout(replace(request.layout, patch_grid=None))
+    positions = runtime.build_static_inputs(request.prompt, request.images).image_position_ids
+    assert torch.equal(positions, request.inputs["image_position_ids"])
+
+
+def test_a_text_has_no_patch_grid(shared_runtime: Runtime, text_case: ResolvedCase) -> None:
+    layout = replace(text_case.request.layout, patch_grid=(27, 21))
+    inputs = shared_runtime.for_layout(layout).build_static_inputs(text_case.request.prompt, ())
+    assert inputs.image_position_ids is None
 
 
 def test_the_first_image_fixes_an_open_grid(shared_runtime: Runtime, resolved: Resolved) -> None:
@@ -139,6 +159,16 @@ def test_the_first_image_fixes_an_open_grid(shared_runtime: Runtime, resolved: R
         runtime.vision_prefill(tall["pixel_values"], tall["image_position_ids"])
 
 
+def test_a_picture_with_wrong_positions_spoils_nothing(shared_runtime: Runtime, resolved: Resolved) -> None:
+    request = resolved("image-middle").request
+    runtime = shared_runtime.for_layout(replace(request.layout, max_seq=request.layout.max_seq + 1))
+    pixels, positions = request.inputs["pixel_values"], request.inputs["image_position_ids"]
+    assert runtime.vision is None, "this layout has not seen a picture"
+    with pytest.raises(LayoutError, match="patches"):
+        runtime.vision_prefill(pixels, positions.flip(-1))
+    assert runtime.vision_prefill(pixels, positions).shape[0] == request.layout.num_visual_tokens
+
+
 def test_transposed_positions_are_another_grid_even_if_as_large(shared_runtime: Runtime, resolved: Resolved) -> None:
     request = resolved("image-middle").request
     runtime = shared_runtime.for_layout(request.layout)
@@ -146,6 +176,20 @@ def test_transposed_positions_are_another_grid_even_if_as_large(shared_runtime: 
     runtime.vision_prefill(pixels, positions)
     with pytest.raises(LayoutError, match="patches"):
         runtime.vision_prefill(pixels, positions.flip(-1))
+
+
+def test_constants_of_a_vision_graph_move_with_it_and_are_not_saved(
+    shared_runtime: Runtime, tiny_checkpoint: Checkpoint, image_case: ResolvedCase
+) -> None:
+    positions = image_case.request.inputs["image_position_ids"]
+    tower = StaticVisionTower(shared_runtime.model.model, positions, tiny_checkpoint.dtype)
+    for graph, constants in (
+        (tower.patch_embedder, {"position_ids", "padding"}),
+        (tower.layers[0], {"position_ids", "bias", "cos", "sin"}),
+        (tower.pooler, {"position_ids", "padding"}),
+    ):
+        assert {name for name, _ in graph.named_buffers(recurse=False)} == constants
+        assert not constants & graph.state_dict().keys()
 
 
 # --- fusion ---------------------------------------------------------------------------------------------------------
@@ -288,6 +332,15 @@ def test_a_loaded_state_decodes_like_the_reference(shared_runtime: Runtime, text
 def test_a_state_that_is_too_long_is_refused(shared_runtime: Runtime) -> None:
     with told(LayoutError, expected="at most max_seq=8 rows", found="9", remedy="--max-seq"):
         shared_runtime.for_layout(StaticLayout(8)).load_state({}, 9)
+
+
+def test_a_state_may_fill_the_buffer(shared_runtime: Runtime, text: Recorded) -> None:
+    length = int(text.reference["valid_length"])
+    runtime = shared_runtime.for_layout(StaticLayout(length))
+    runtime.load_state(key_values_of(text.reference, text.bench.facts), length)
+    assert runtime.past_len == length
+    with told(LayoutError, expected="one more token", found="a full buffer", remedy="--max-seq"):
+        runtime.decode_one(7)
 
 
 @pytest.mark.parametrize("kind", ["image", "video", "audio"])
