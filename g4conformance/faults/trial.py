@@ -22,7 +22,6 @@ from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.metrics import difference
 from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.noise import Noise
-from g4conformance.reference.record import record_reference
 from g4conformance.reference.selfcheck import measure_noise
 from g4conformance.runtime.contract import Runtime
 from g4conformance.runtime.layout import StaticLayout
@@ -98,7 +97,7 @@ class Workbench:
             case = self.session.cases[name]
             if not probes:
                 case = replace(case, case=replace(case.case, self_consistency=False))
-            reference = record_reference(self.checkpoint, case.request.inputs, case.reference_steps, name, case.digest)
+            reference = self.session.reference(name)
             clean = observe(self.runtime, case, reference, self.checkpoint.facts)
             self._prepared[name, probes] = Prepared(case, reference, clean)
         return self._prepared[name, probes]

@@ -165,7 +165,7 @@ def observed_with(given: Recorded, name: str, factor: float) -> Observation:
 
 def test_the_cases_own_noise_counts_where_it_is_larger(text: Recorded) -> None:
     name = "prefill/layer/3/hidden"
-    observation = observed_with(text, name, 1 + 1e-3)
+    observation = observed_with(text, name, 1 + 1e-4)
     louder = Noise(NOISE.eps, {"layer/3/hidden": 1e-2}, {"layer/3/hidden": 1e-2}, {"layer/3/hidden": 1.0}, {})
     statuses = [
         next(v.status for v in verdicts if v.check == "G4-PREFILL-03" and v.mode is ISO)

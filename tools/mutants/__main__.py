@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from tools.mutants.fork import in_parallel
 from tools.mutants.grounds import all_grounds
 from tools.mutants.mutate import Mutant
 from tools.mutants.outcome import End, Outcome
@@ -28,7 +29,7 @@ def main() -> int:
     options = _options()
     mutants, listed = all_mutants(), load_survivors()
     complaints = gone(listed, mutants)
-    outcomes = _judged(_selected(mutants, options), options.verbose)
+    outcomes = _judged(_selected(mutants, options), options.verbose, options.jobs)
     complaints += unexplained(listed, outcomes)
     new = sum(outcome.end is End.SURVIVED and mutant.id not in listed for mutant, outcome in outcomes.items())
     print(table(outcomes), *complaints, score(outcomes, new), sep="\n")
@@ -48,6 +49,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mutant", action="append", metavar="ID", help="only this mutant; may be repeated")
     parser.add_argument("--report", type=Path, metavar="FILE.md", help="also write the result as a Markdown page")
     parser.add_argument("--verbose", action="store_true", help="print how every mutant ends")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="judge N mutants at a time (default: 1)")
     options = parser.parse_args()
     if options.report and (options.file or options.mutant):
         parser.error("a page is about all mutants: leave --file and --mutant out")
@@ -65,17 +67,18 @@ def _selected(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[Mu
     ]
 
 
-def _judged(mutants: Sequence[Mutant], verbose: bool) -> dict[Mutant, Outcome]:
+def _judged(mutants: Sequence[Mutant], verbose: bool, jobs: int) -> dict[Mutant, Outcome]:
     _use_one_thread()
     grounds = all_grounds()
     load_plugins()
     gc.freeze()  # whatever a fork collects, it need not look through all this
     require_innocent(grounds)
     outcomes = {}
-    for mutant in mutants:
-        outcomes[mutant] = outcome_of_mutant(mutant, grounds)
+    ended = in_parallel(lambda number: outcome_of_mutant(mutants[number], grounds), len(mutants), jobs)
+    for mutant, outcome in zip(mutants, ended, strict=True):
+        outcomes[mutant] = outcome
         if verbose or len(mutants) == 1:
-            print(f"{mutant.id} (line {mutant.line})\n  {mutant.change}\n  {outcomes[mutant]}", flush=True)
+            print(f"{mutant.id} (line {mutant.line})\n  {mutant.change}\n  {outcome}", flush=True)
     return outcomes
 
 

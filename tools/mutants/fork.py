@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
 from typing import NoReturn
 
 from tools.mutants.outcome import End, Outcome
@@ -31,6 +32,20 @@ def in_fork(work: Callable[[], Outcome]) -> Outcome:
         name = signal.Signals(os.WTERMSIG(status)).name
         return Outcome(End.TIMEOUT if os.WTERMSIG(status) in _LIMITS else End.CRASH, name)
     return Outcome.from_json(told)
+
+
+def in_parallel(work: Callable[[int], Outcome], count: int, jobs: int) -> Iterator[Outcome]:
+    """`work` of 0 to `count` in order, `jobs` at a time; each job is a fork that has inherited what `work` needs."""
+    _inherited.append(work)
+    with get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap(_inherited_work, range(count))
+
+
+_inherited: list[Callable[[int], Outcome]] = []
+
+
+def _inherited_work(number: int) -> Outcome:
+    return _inherited[-1](number)
 
 
 def _work_and_exit(work: Callable[[], Outcome], writing: int) -> NoReturn:
