@@ -261,6 +261,7 @@ def test_a_prompt_that_is_too_long_is_refused() -> None:
         ([1, IMAGE, IMAGE], StaticLayout(8, 1, 3), "3 image placeholders from row 1", "2 from row 1"),
         ([1, 2, 3], StaticLayout(8, 1, 2), "2 image placeholders from row 1", "0 from row 0"),
         ([1, IMAGE, 3], StaticLayout(8), "0 image placeholders from row 0", "1 from row 1"),
+        ([IMAGE, 3], StaticLayout(8), "0 image placeholders from row 0", "1 from row 0"),
     ],
 )
 def test_an_image_elsewhere_than_in_the_layout_is_refused(

@@ -78,6 +78,13 @@ def test_the_bias_is_zero_or_finite_and_huge(dtype: torch.dtype) -> None:
     assert bool(torch.isfinite((bias + torch.randn(2, dtype=dtype)).softmax(-1)).all()), "a hidden row yields no NaN"
 
 
+def test_each_of_a_batch_has_its_own_bias() -> None:
+    allowed = torch.rand(3, 2, 5) > 0.5
+    bias = mask_bias(allowed, torch.float32)
+    assert bias.shape == (3, 1, 2, 5)
+    assert torch.equal(bias[:, 0] == 0, allowed)
+
+
 def test_masks_lie_where_their_inputs_do() -> None:
     """`meta` stands for any device that is not the default one."""
     queries, valid = torch.arange(3, device="meta"), torch.ones(KEYS, dtype=torch.bool, device="meta")
