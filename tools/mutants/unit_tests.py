@@ -34,7 +34,7 @@ def tested(module: str, bundled: Checkpoint) -> Outcome:
     files = [str(REPOSITORY / "tests" / "unit" / f"test_{name}.py") for name in names]
     failures = _Failures()
     with patch.object(checkpoints, "load_checkpoint", lambda name: bundled):
-        options = ["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={REPOSITORY}"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", f"--rootdir={REPOSITORY}"]
         code = pytest.main([*options, *files], plugins=[failures])
     if code is pytest.ExitCode.OK:
         return SURVIVED
