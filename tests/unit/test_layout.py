@@ -55,3 +55,8 @@ def test_layouts_are_values() -> None:
     assert len({layout, StaticLayout(8, 1, 3, patch_grid=(3, 9)), StaticLayout(8, 1, 3, patch_grid=(9, 3))}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         layout.max_seq = 9  # type: ignore[misc]
+
+
+def test_a_buffer_of_one_row_is_a_buffer() -> None:
+    assert StaticLayout(1).max_seq == 1
+    assert StaticLayout(1, 0, 1).visual_end_idx == 1
