@@ -383,3 +383,19 @@ def test_graphs_never_write(shared_runtime: Runtime, text_case: ResolvedCase) ->
         runtime.cache.write = write  # type: ignore[method-assign]
     assert written == list(runtime.facts.storing_layers)
     assert all(torch.equal(runtime.cache.read(layer)[0], key) for layer, key in before.items())
+
+
+def test_a_fresh_runtime_is_a_reset_one(tiny_checkpoint: Checkpoint) -> None:
+    """The first token that is fed has row 0, and its decode step number 0, in both."""
+    runtime = StaticGemma4Runtime(tiny_checkpoint, StaticLayout(8))
+    traces = []
+    for _ in range(2):
+        runtime.on_tensor = record = Recorder()
+        runtime.decode_one(5)
+        traces.append(record.tensors)
+        runtime.on_tensor = None
+        runtime.reset()
+    fresh, reset = traces
+    assert fresh.keys() == reset.keys()
+    assert all(torch.equal(fresh[name], reset[name]) for name in fresh)
+    assert int(fresh["decode/0/position"]) == 0
