@@ -60,6 +60,8 @@ def _resemblance(
     total = weight = 0.0
     for case, checks in judged.items():
         own = found.get(case, {})
+        if case not in recorded_cases and not own:
+            continue  # nobody knows what a fault would have done there
         names = [case] if case in recorded_cases else known
         candidates = [_restricted(known.get(name, {}), checks) for name in names]
         weighs = 1.0 if own or any(candidates) else _GREEN_CASE

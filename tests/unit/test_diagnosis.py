@@ -151,6 +151,12 @@ def test_a_case_of_the_users_own_is_compared_with_the_recorded_one_most_like_it(
     assert found[0].resemblance == pytest.approx(1.0)
 
 
+def test_a_green_case_of_the_users_own_says_nothing() -> None:
+    wrong = [verdict("G4-PREFILL-03", HIDDEN), verdict("G4-PREFILL-04", LOGITS)]
+    green = verdict("G4-PREFILL-04", None, case="own", status=Status.PASS)
+    assert resemblances([*wrong, green]) == resemblances(wrong)
+
+
 def test_suspects_are_told_with_mechanism_and_link() -> None:
     found = suspects([verdict("G4-PREFILL-03", HIDDEN), verdict("G4-PREFILL-04", LOGITS)], KNOWN)[:1]
     assert suspect_lines(found) == [
