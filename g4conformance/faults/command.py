@@ -29,7 +29,7 @@ from g4conformance.faults.matrix import (
     try_on,
     try_on_shipped,
 )
-from g4conformance.faults.sensitivity import findings
+from g4conformance.faults.sensitivity import Probe, findings
 from g4conformance.faults.subjects import Subject, subject_checkpoint
 from g4conformance.faults.trial import Trial
 from g4conformance.fixtures import bundled_checkpoint
@@ -70,10 +70,10 @@ def run_faults(options: FaultOptions) -> int:
         trials = _with_progress(try_on(checkpoint, _made(options.runtime, checkpoint), boundary), len(boundary))
     console = Console(width=_WIDTH, highlight=False)
     console.print(as_table(trials))
-    console.print(headline(trials))
-    blind = _blind_spots() if options.runtime is None and not (options.ids or options.stages) else []
-    for line in blind:
-        console.print(f"[bold red]not seen[/]: {line}")
+    everything = options.runtime is None and not (options.ids or options.stages)
+    blind, seen = _sensitivity() if everything else ([], [])
+    for line in [*blind, *seen, headline(trials)]:
+        console.print(line)
     if report is not None:
         _write(report, as_markdown(trials) if report.suffix == ".md" else json.dumps(as_data(trials), indent=1))
     return 1 if survivors(trials) or blind or not trials else 0
@@ -128,10 +128,23 @@ def _with_progress(trials: Any, total: int) -> list[Trial]:
         return list(progress.track(trials, total=total, description="planting faults"))
 
 
-def _blind_spots() -> Sequence[str]:
-    bench = shipped_workbench(subject_checkpoint(Subject.BUNDLED))
-    probes = [finding.probe for finding in findings(bench) if not finding.red]
-    return [f"{probe.check} {probe.mode}: {probe.tensor}, {probe.place}" for probe in probes]
+def _sensitivity() -> tuple[list[str], list[str]]:
+    """A line a check that does not see each of the smallest wrong values that it must see; else one that says so."""
+    found = list(findings(shipped_workbench(subject_checkpoint(Subject.BUNDLED))))
+    missed: dict[str, list[Probe]] = {}
+    for finding in found:
+        if not finding.red:
+            missed.setdefault(finding.probe.check, []).append(finding.probe)
+    all_seen = f"{len(found):,} smallest wrong values in single tensors: each is seen by the check that must see it"
+    return [_blind_line(check, probes) for check, probes in missed.items()], [] if missed else [all_seen]
+
+
+def _blind_line(check: str, probes: Sequence[Probe]) -> str:
+    first = probes[0]
+    return (
+        f"[bold red]{check} is blind[/] to {len(probes)} of the smallest wrong values that it must see, the first in "
+        f"{first.tensor}: {first.place}, {first.mode}"
+    )
 
 
 def _write(path: Path, text: str) -> None:

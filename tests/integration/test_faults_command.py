@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from g4conformance.checks import CHECKS
+from g4conformance.checks.run import Mode
 from g4conformance.cli import main
-from g4conformance.faults import FAULTS
+from g4conformance.faults import FAULTS, command
 from g4conformance.stages import Stage
 
 pytestmark = [pytest.mark.selftest, pytest.mark.xdist_group("faults command")]
@@ -126,3 +129,17 @@ def test_a_bad_option_is_one_clear_line(kind: str, capsys: pytest.CaptureFixture
     assert message in output.err
     assert output.err.count("\n") == 1
     assert not output.out
+
+
+def test_a_check_that_is_blind_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "select_faults", lambda ids, stages: [FAULTS["gelu-exact"]])
+    check = CHECKS["G4-ROPE-01"]
+    monkeypatch.setitem(CHECKS, check.id, replace(check, modes=(Mode.ISOLATED,)))
+    assert main(["faults"]) == 1
+    told = [line for line in capsys.readouterr().out.splitlines() if "is blind" in line]
+    assert told == [
+        "G4-ROPE-01 is blind to 8 of the smallest wrong values that it must see, the first in "
+        "rope/full_attention/cos: first, accumulated"
+    ]
