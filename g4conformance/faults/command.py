@@ -31,8 +31,9 @@ from g4conformance.faults.matrix import (
 )
 from g4conformance.faults.sensitivity import Probe, findings
 from g4conformance.faults.subjects import Subject, subject_checkpoint
-from g4conformance.faults.trial import Trial
+from g4conformance.faults.trial import Outcome, Trial
 from g4conformance.fixtures import bundled_checkpoint
+from g4conformance.report.files import require_writable, write_whole
 from g4conformance.report.progress import progress_bar
 from g4conformance.stages import Stage
 
@@ -53,15 +54,18 @@ class FaultOptions:
 
 
 def run_faults(options: FaultOptions) -> int:
-    """Tries the chosen faults; 0 if every one was killed at its stage, 1 if not.
+    """Tries the chosen faults; 0 if every one that the runtime has a part for was killed at its stage, 1 if not.
 
     Raises:
-        ConformanceError: an unknown fault or stage, a runtime that cannot be made, or a report that cannot be written.
+        ConformanceError: an unknown fault or stage, a runtime that cannot be made, or a file that cannot be written.
     """
     faults = _chosen(options)
     if options.record is not None:
         return _record(faults, Path(options.record))
-    report = _report_path(options.report)
+    if options.report is not None:
+        require_writable(Path(options.report), SUFFIXES)
+    if options.model is not None and options.runtime is None:
+        raise ConformanceError("--runtime together with --model", "--model alone", "Name a runtime, or leave it out.")
     if options.runtime is None:
         trials = _with_progress(try_on_shipped(faults), len(faults))
     else:
@@ -74,13 +78,21 @@ def run_faults(options: FaultOptions) -> int:
     blind, seen = _sensitivity() if everything else ([], [])
     for line in [*blind, *seen, headline(trials)]:
         console.print(line)
-    if report is not None:
-        _write(report, as_markdown(trials) if report.suffix == ".md" else json.dumps(as_data(trials), indent=1))
-    return 1 if survivors(trials) or blind or not trials else 0
+    if options.report is not None:
+        _write(Path(options.report), trials)
+    killed = sum(trial.outcome is Outcome.KILLED for trial in trials)
+    # The shipped runtime has every part; one of an adopter's may lack some, but something must have been tried.
+    enough = len(trials) if options.runtime is None else max(1, killed)
+    return 1 if survivors(trials) or blind or killed < enough else 0
+
+
+def _write(path: Path, trials: Sequence[Trial]) -> None:
+    write_whole(path, as_markdown(trials) if path.suffix == ".md" else json.dumps(as_data(trials), indent=1))
 
 
 def _record(faults: Sequence[Fault], path: Path) -> int:
     """Writes the fingerprints of these faults, and keeps those of others that the file holds."""
+    require_writable(path, (".json",), "--record")
     recorded = dict(load(path)) if path.exists() else {}
     with progress_bar() as progress:
         for fault, fingerprint in progress.track(record_on_shipped(faults), total=len(faults), description="recording"):
@@ -96,17 +108,6 @@ def _chosen(options: FaultOptions) -> list[Fault]:
     if unknown := [stage for stage in options.stages if stage not in known]:
         raise ConformanceError(f"one of {', '.join(known)}", repr(unknown[0]), "Check --stage.")
     return select_faults(options.ids, [Stage(stage) for stage in options.stages])
-
-
-def _report_path(report: str | None) -> Path | None:
-    if report is None:
-        return None
-    path = Path(report)
-    if path.suffix not in SUFFIXES or not path.absolute().parent.is_dir():
-        raise ConformanceError(
-            f"a file ending in {' or '.join(SUFFIXES)}, in a folder that exists", report, "Check it."
-        )
-    return path
 
 
 def _made(spec: str, checkpoint: Any) -> Any:
@@ -145,9 +146,3 @@ def _blind_line(check: str, probes: Sequence[Probe]) -> str:
         f"[bold red]{check} is blind[/] to {len(probes)} of the smallest wrong values that it must see, the first in "
         f"{first.tensor}: {first.place}, {first.mode}"
     )
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)

@@ -13,7 +13,7 @@ from torch import Tensor
 from g4conformance.faults.parts import (
     FULL,
     SLIDING,
-    change_graph,
+    change_call,
     change_positional,
     decoding,
     text_model,
@@ -132,7 +132,7 @@ def tables_rounded(runtime: StaticGemma4Runtime, patch: Patch) -> None:
 @_fault("decode-embedding-not-scaled", at=At.ORCHESTRATION, check="G4-DECODE-02")
 def new_token_not_scaled(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """A decoded token is looked up without the scale that the prompt gets."""
-    change_graph(
+    change_call(
         patch,
         runtime,
         "embedding",
@@ -149,7 +149,7 @@ def token_of_the_step_before(runtime: Runtime, patch: Patch) -> None:
         fed.append(token)
         return call(fed[-2] if len(fed) > 1 else token)
 
-    change_graph(patch, runtime, "decode_one", decode)
+    change_call(patch, runtime, "decode_one", decode)
 
 
 @_fault(
@@ -161,7 +161,7 @@ def token_of_the_step_before(runtime: Runtime, patch: Patch) -> None:
 def per_layer_inputs_not_applied(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The cached decode loop runs attention and MLP only, without per-layer inputs."""
     for layer in text_model(runtime).layers:
-        change_graph(
+        change_call(
             patch,
             layer.post_per_layer_input_norm,
             "forward",
@@ -178,7 +178,7 @@ def layer_scalar_not_applied(runtime: StaticGemma4Runtime, patch: Patch) -> None
         return hidden / layer.layer_scalar if decoding(runtime) else hidden
 
     for layer in text_model(runtime).layers:
-        change_graph(patch, layer, "forward", partial(unscaled, layer))
+        change_call(patch, layer, "forward", partial(unscaled, layer))
 
 
 @_fault("ple-stale-in-decode", at=At.STATE, check="G4-DECODE-06", source="chrishayuk/larql/issues/98")
@@ -192,7 +192,7 @@ def per_layer_inputs_of_the_prompt(runtime: StaticGemma4Runtime, patch: Patch) -
             last[:] = [per_layer[:, runtime.valid_length - 1 : runtime.valid_length]]
         return per_layer if ids.shape[1] > 1 else last[0]
 
-    change_graph(patch, runtime, "per_layer_inputs", stale)
+    change_call(patch, runtime, "per_layer_inputs", stale)
 
 
 @_fault("decode-v-norm-missing", at=At.GRAPH, check="G4-DECODE-07")
@@ -201,7 +201,7 @@ def new_values_not_normalised(runtime: StaticGemma4Runtime, patch: Patch) -> Non
     for spec in runtime.specs:
         if spec.stores_kv:
             norm = text_model(runtime).layers[spec.index].self_attn.v_norm
-            change_graph(patch, norm, "forward", lambda norm, value: value if decoding(runtime) else norm(value))
+            change_call(patch, norm, "forward", lambda norm, value: value if decoding(runtime) else norm(value))
 
 
 @_fault("decode-softcap-missing", at=At.ORCHESTRATION, check="G4-DECODE-09", source="vllm-project/vllm/pull/52173")
@@ -213,7 +213,7 @@ def decoded_logits_not_capped(runtime: StaticGemma4Runtime, patch: Patch) -> Non
             return runtime._emit(names.leaving + "logits", runtime.head(hidden))
         return logits_of(hidden, names)
 
-    change_graph(patch, runtime, "_logits", uncapped)
+    change_call(patch, runtime, "_logits", uncapped)
 
 
 @_fault("decode-logits-stale", at=At.STATE, check="G4-DECODE-09", boundary=True)
@@ -243,7 +243,7 @@ def logits_of_the_step_before(runtime: Runtime, patch: Patch) -> None:
                 listener(name, stale)
         return stale
 
-    change_graph(patch, runtime, "decode_one", late)
+    change_call(patch, runtime, "decode_one", late)
 
 
 # --- cache ------------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def sharing_layers_see_zeros(runtime: StaticGemma4Runtime, patch: Patch) -> None
 @_fault("cache-delta-not-written", at=At.STATE, check="G4-DECODE-10")
 def new_row_not_stored(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """A decoded token sees its own K/V, but they are not stored for the next one."""
-    change_graph(
+    change_call(
         patch, runtime.cache, "write", lambda write, layer, k, v, start: None if start else write(layer, k, v, start)
     )
 
@@ -287,7 +287,7 @@ def new_row_one_slot_further(runtime: StaticGemma4Runtime, patch: Patch) -> None
     def further(write: Any, layer: int, key: Tensor, value: Tensor, start: int) -> None:
         write(layer, key, value, start + 1 if start and layer in full else start)
 
-    change_graph(patch, runtime.cache, "write", further)
+    change_call(patch, runtime.cache, "write", further)
 
 
 @_fault("cache-values-not-written", at=At.STATE, check="G4-DECODE-10")
@@ -297,7 +297,7 @@ def new_values_not_stored(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     def keys_only(write: Any, layer: int, key: Tensor, value: Tensor, start: int) -> None:
         write(layer, key, torch.zeros_like(value) if start else value, start)
 
-    change_graph(patch, runtime.cache, "write", keys_only)
+    change_call(patch, runtime.cache, "write", keys_only)
 
 
 @_fault("state-handed-over-short", at=At.STATE, check="G4-DECODE-08", boundary=True)
@@ -307,7 +307,7 @@ def last_prompt_row_not_handed_over(runtime: Runtime, patch: Patch) -> None:
     def short(load: Any, key_values: Mapping[int, KeyValue], past_len: int) -> None:
         load({layer: (_without_last_row(k), _without_last_row(v)) for layer, (k, v) in key_values.items()}, past_len)
 
-    change_graph(patch, runtime, "load_state", short)
+    change_call(patch, runtime, "load_state", short)
 
 
 def _without_last_row(rows: Tensor) -> Tensor:
@@ -322,4 +322,4 @@ def _change_shared_kv(runtime: StaticGemma4Runtime, patch: Patch, read: Any) -> 
             return call(spec, graph, hidden, per_layer, attention, *rest)
         return graph(hidden, per_layer, *attention, *read(spec.kv_source))
 
-    change_graph(patch, runtime, "_layer", layer_of)
+    change_call(patch, runtime, "_layer", layer_of)

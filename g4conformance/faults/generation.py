@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from g4conformance.faults.parts import change_graph
+from g4conformance.faults.parts import change_call
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.runtime.contract import Generation, Runtime, StaticInputs, StopReason
@@ -54,13 +54,13 @@ def runner_up_selected(runtime: Runtime, patch: Patch) -> None:
             return select(logits)
         return select(logits.masked_fill(logits == best, -torch.inf))
 
-    change_graph(patch, runtime, "select", hasty)
+    change_call(patch, runtime, "select", hasty)
 
 
 @_fault("vocabulary-cut-short", check="G4-GEN-01", boundary=True)
 def last_id_out_of_reach(runtime: Runtime, patch: Patch) -> None:
     """The last id of the vocabulary cannot be selected."""
-    change_graph(patch, runtime, "select", lambda select, logits: select(logits[:, :-1]))
+    change_call(patch, runtime, "select", lambda select, logits: select(logits[:, :-1]))
 
 
 @_fault(
@@ -89,7 +89,7 @@ def new_tokens_only(runtime: Runtime, patch: Patch) -> None:
 @_fault("one-token-too-many", check="G4-GEN-04", boundary=True)
 def one_token_too_many(runtime: Runtime, patch: Patch) -> None:
     """The loop's condition is checked one step late."""
-    change_graph(patch, runtime, "generate", lambda generate, inputs, limit: generate(inputs, limit + 1))
+    change_call(patch, runtime, "generate", lambda generate, inputs, limit: generate(inputs, limit + 1))
 
 
 @_fault("stop-token-not-returned", check="G4-GEN-04", case="system-turn", boundary=True)
@@ -109,7 +109,7 @@ def always_stopped_by_length(runtime: Runtime, patch: Patch) -> None:
     def relabelled(generate: Any, inputs: StaticInputs, limit: int) -> Generation:
         return replace(generate(inputs, limit), stop_reason=StopReason.MAX_NEW_TOKENS)
 
-    change_graph(patch, runtime, "generate", relabelled)
+    change_call(patch, runtime, "generate", relabelled)
 
 
 @_fault("full-buffer-not-told", check="G4-GEN-05", case="fills-while-decoding", boundary=True)
@@ -121,7 +121,7 @@ def full_buffer_not_told(runtime: Runtime, patch: Patch) -> None:
         full = done.stop_reason is StopReason.MAX_SEQ
         return replace(done, stop_reason=StopReason.MAX_NEW_TOKENS) if full else done
 
-    change_graph(patch, runtime, "generate", relabelled)
+    change_call(patch, runtime, "generate", relabelled)
 
 
 def _change_returned(runtime: Runtime, patch: Patch, returned: Any) -> None:
@@ -131,4 +131,4 @@ def _change_returned(runtime: Runtime, patch: Patch, returned: Any) -> None:
         done: Generation = generate(inputs, limit)
         return replace(done, token_ids=tuple(returned(inputs, done)))
 
-    change_graph(patch, runtime, "generate", changed)
+    change_call(patch, runtime, "generate", changed)

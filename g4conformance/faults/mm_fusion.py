@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from g4conformance.faults.parts import change_graph, change_output
+from g4conformance.faults.parts import change_call, change_output
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.runtime.contract import Runtime
@@ -26,7 +26,7 @@ _fault = partial(fault, stage=Stage.MM_FUSION, case="image-middle")
 )
 def soft_tokens_scaled_like_text(runtime: Runtime, patch: Patch) -> None:
     """Soft tokens are inserted before the text embeddings are scaled, and get scaled with them."""
-    change_graph(patch, runtime, "mm_fusion", lambda fuse, text, visual: fuse(text, visual * text.shape[-1] ** 0.5))
+    change_call(patch, runtime, "mm_fusion", lambda fuse, text, visual: fuse(text, visual * text.shape[-1] ** 0.5))
 
 
 @_fault("fusion-slot-shifted", at=At.ORCHESTRATION, check="G4-FUSION-02", source="Samsung/TICO/pull/910")
@@ -50,21 +50,21 @@ def soft_tokens_dropped(runtime: StaticGemma4Runtime, patch: Patch) -> None:
 @_fault("soft-tokens-reversed", at=At.ORCHESTRATION, check="G4-FUSION-01", boundary=True)
 def soft_tokens_reversed(runtime: Runtime, patch: Patch) -> None:
     """Soft tokens enter their slot in reverse order."""
-    change_graph(patch, runtime, "mm_fusion", lambda fuse, text, visual: fuse(text, visual.flip(0)))
+    change_call(patch, runtime, "mm_fusion", lambda fuse, text, visual: fuse(text, visual.flip(0)))
 
 
 @_fault("soft-tokens-added", at=At.GRAPH, check="G4-FUSION-01")
 def soft_tokens_added(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Soft tokens are added to the placeholders' embeddings, which are the pad token's and not zero."""
     slot = slice(runtime.layout.visual_start_idx, runtime.layout.visual_end_idx)
-    change_graph(patch, runtime, "fusion", lambda fuse, text, visual: fuse(text, visual + text[0, slot]))
+    change_call(patch, runtime, "fusion", lambda fuse, text, visual: fuse(text, visual + text[0, slot]))
 
 
 @_fault("last-soft-token-lost", at=At.ORCHESTRATION, check="G4-FUSION-01")
 def last_soft_token_lost(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The slot's last row keeps its placeholder's embedding."""
     last = slice(runtime.layout.visual_end_idx - 1, runtime.layout.visual_end_idx)
-    change_graph(
+    change_call(
         patch, runtime, "fusion", lambda fuse, text, visual: fuse(text, torch.cat([visual[:-1], text[0, last]]))
     )
 

@@ -109,7 +109,7 @@ def decoding(runtime: StaticGemma4Runtime) -> bool:
     return runtime.past_len > 0
 
 
-def change_graph(patch: Patch, holder: Any, name: str, change: Callable[..., Any]) -> None:
+def change_call(patch: Patch, holder: Any, name: str, change: Callable[..., Any]) -> None:
     """`holder.name(*args)` becomes `change(original, *args)`."""
     original = getattr(holder, name)
     patch(holder, name, lambda *args, **kwargs: change(original, *args, **kwargs))
@@ -165,10 +165,6 @@ def with_masks(built: MasksAndRope, masks: Mapping[str, Tensor]) -> MasksAndRope
     return replace(built, masks={**built.masks, **masks}, biases={**built.biases, **biases})
 
 
-def with_rope(built: MasksAndRope, change: Callable[[Tensor], Tensor], *layer_types: str) -> MasksAndRope:
-    """`built` with each rotary table of these layer types changed; of all, if none is named."""
-    chosen = layer_types or tuple(built.rope)
-    tables = {
-        layer_type: (change(built.rope[layer_type][0]), change(built.rope[layer_type][1])) for layer_type in chosen
-    }
-    return replace(built, rope={**built.rope, **tables})
+def with_rope(built: MasksAndRope, change: Callable[[Tensor], Tensor]) -> MasksAndRope:
+    """`built` with each rotary table changed."""
+    return replace(built, rope={kind: (change(cos), change(sin)) for kind, (cos, sin) in built.rope.items()})

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from g4conformance.faults.parts import change_graph, decoding, repack_middle_rows, text_model
+from g4conformance.faults.parts import change_call, decoding, repack_middle_rows, text_model
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.runtime.static import StaticGemma4Runtime
@@ -67,7 +67,7 @@ def indexed_along_the_sequence(runtime: StaticGemma4Runtime, patch: Patch) -> No
             per_layer = per_layer[:, spec.index : spec.index + 1].expand_as(per_layer)
         return call(spec, graph, hidden, per_layer, *rest)
 
-    change_graph(patch, runtime, "_layer", layer_of)
+    change_call(patch, runtime, "_layer", layer_of)
 
 
 @_fault(
@@ -84,7 +84,7 @@ def packed_rows_transposed(runtime: StaticGemma4Runtime, patch: Patch) -> None:
         layers, width = unpacked.shape[-2:]
         return unpacked.flatten(-2).unflatten(-1, (width, layers)).transpose(-1, -2)
 
-    change_graph(patch, runtime.per_layer_inputs, "get_per_layer_inputs", transposed)
+    change_call(patch, runtime.per_layer_inputs, "get_per_layer_inputs", transposed)
 
 
 @_fault("ple-image-rows-zeroed", at=At.ORCHESTRATION, check="G4-PREFILL-01", case="image-middle")
@@ -97,13 +97,13 @@ def image_rows_zero(runtime: StaticGemma4Runtime, patch: Patch) -> None:
         per_layer[:, slot] = 0.0
         return per_layer
 
-    change_graph(patch, runtime, "per_layer_inputs", zeroed)
+    change_call(patch, runtime, "per_layer_inputs", zeroed)
 
 
 @_fault("ple-context-from-text-embeds", at=At.ORCHESTRATION, check="G4-PREFILL-01", case="image-first")
 def context_of_the_placeholders(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The context part is projected from the text embeddings in place of the fused ones."""
-    change_graph(patch, runtime, "per_layer_inputs", lambda graph, ids, embeds: graph(ids, runtime.embedding(ids)))
+    change_call(patch, runtime, "per_layer_inputs", lambda graph, ids, embeds: graph(ids, runtime.embedding(ids)))
 
 
 @_fault(
@@ -149,4 +149,4 @@ def slice_of_the_layer_before(runtime: StaticGemma4Runtime, patch: Patch) -> Non
         seen[spec.index] = per_layer
         return call(spec, graph, hidden, seen[spec.index - 1] if spec is last else per_layer, *rest)
 
-    change_graph(patch, runtime, "_layer", layer_of)
+    change_call(patch, runtime, "_layer", layer_of)

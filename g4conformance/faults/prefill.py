@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from g4conformance.faults.parts import (
     FULL,
-    change_graph,
+    change_call,
     change_output,
     text_model,
     text_norms,
@@ -41,7 +41,7 @@ def attention_scaled(runtime: StaticGemma4Runtime, patch: Patch) -> None:
 def attention_scores_capped(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Attention scores are capped at 50, as in Gemma 2."""
     for layer in text_model(runtime).layers:
-        change_graph(patch, layer, "forward", lambda forward, *args, **kwargs: forward(*args, softcap=50.0, **kwargs))
+        change_call(patch, layer, "forward", lambda forward, *args, **kwargs: forward(*args, softcap=50.0, **kwargs))
 
 
 @_fault("text-v-norm-missing", at=At.GRAPH, check="G4-PREFILL-02", source="quantumaikr/quant.cpp/issues/96")
@@ -82,8 +82,8 @@ def heads_tiled(runtime: StaticGemma4Runtime, patch: Patch) -> None:
         order = torch.tensor([head for kv in range(kv_heads) for head in range(heads) if head % kv_heads == kv])
         inverse = order.argsort()
         # Putting head h where its K/V head is wanted, and back before the output projection, exchanges the mapping.
-        change_graph(patch, attention, "q_proj", partial(_permuted_output, heads=heads, order=order))
-        change_graph(patch, attention, "o_proj", partial(_permuted_input, heads=heads, order=inverse))
+        change_call(patch, attention, "q_proj", partial(_permuted_output, heads=heads, order=order))
+        change_call(patch, attention, "o_proj", partial(_permuted_input, heads=heads, order=inverse))
 
 
 @_fault("k-cache-used-as-v", at=At.GRAPH, check="G4-PREFILL-03", source="ikawrakow/ik_llama.cpp/pull/1592")
@@ -194,14 +194,14 @@ def layer_scalar_on_delta(runtime: StaticGemma4Runtime, patch: Patch) -> None:
         return before + layer.layer_scalar * (after / layer.layer_scalar - before)
 
     for layer in text_model(runtime).layers:
-        change_graph(patch, layer, "forward", partial(scaled, layer))
+        change_call(patch, layer, "forward", partial(scaled, layer))
 
 
 @_fault("hidden-half-precision", at=At.GRAPH, check="G4-PREFILL-03", case="window")
 def hidden_through_half_precision(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The hidden state passes through float16 between two layers."""
     layer = text_model(runtime).layers[5]
-    change_graph(
+    change_call(
         patch,
         layer,
         "forward",
@@ -232,7 +232,7 @@ def logits_not_capped(runtime: StaticGemma4Runtime, patch: Patch) -> None:
 def logits_capped_twice(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Logits are capped twice."""
     cap = runtime.facts.final_logit_softcapping
-    change_graph(patch, runtime, "head", lambda head, hidden: graphs.softcap(head(hidden), cap))
+    change_call(patch, runtime, "head", lambda head, hidden: graphs.softcap(head(hidden), cap))
 
 
 @_fault("logits-row-wrong", at=At.ORCHESTRATION, check="G4-PREFILL-04")
@@ -243,7 +243,7 @@ def logits_of_the_row_before(runtime: StaticGemma4Runtime, patch: Patch) -> None
         hidden: Tensor = decoder(ids, *args)
         return hidden if ids.shape[1] == 1 else hidden.roll(1, dims=1)
 
-    change_graph(patch, runtime, "_decoder", shifted)
+    change_call(patch, runtime, "_decoder", shifted)
 
 
 @_fault("final-norm-missing", at=At.GRAPH, check="G4-PREFILL-04")

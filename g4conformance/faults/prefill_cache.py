@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.models.gemma4.modeling_gemma4 import apply_rotary_pos_emb
 
-from g4conformance.faults.parts import FULL, SLIDING, change_graph, decoding, text_model
+from g4conformance.faults.parts import FULL, SLIDING, change_call, decoding, text_model
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.faults.subjects import Subject
@@ -42,7 +42,7 @@ def sharing_layers_project_their_own(runtime: StaticGemma4Runtime, patch: Patch)
         value = donor.v_norm(donor.v_proj(rows).view(shape)).transpose(1, 2)
         return graph(hidden, per_layer, *attention, key, value)
 
-    change_graph(patch, runtime, "_layer", layer_of)
+    change_call(patch, runtime, "_layer", layer_of)
 
 
 @_fault(
@@ -75,7 +75,7 @@ def last_sharing_layer_writes(runtime: StaticGemma4Runtime, patch: Patch) -> Non
             runtime.cache.write(spec.kv_source, key, value, start=0)
         return hidden
 
-    change_graph(patch, runtime, "_layer", layer_of)
+    change_call(patch, runtime, "_layer", layer_of)
 
 
 @_fault(
@@ -124,7 +124,7 @@ def cache_in_half_precision(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     def rounded(write: Any, layer: int, key: Tensor, value: Tensor, start: int) -> None:
         write(layer, key.half().to(key.dtype), value.half().to(value.dtype), start=start)
 
-    change_graph(patch, runtime.cache, "write", rounded)
+    change_call(patch, runtime.cache, "write", rounded)
 
 
 @_fault("cache-not-cleared", at=At.STATE, check="G4-PREFILL-06", case="a-b-a")
@@ -147,8 +147,8 @@ def sharing_layers_not_windowed(runtime: StaticGemma4Runtime, patch: Patch) -> N
             attention = (full[0], *attention[1:])
         return call(spec, graph, hidden, per_layer, attention, *rest)
 
-    change_graph(patch, runtime, "_decoder", decoder)
-    change_graph(patch, runtime, "_layer", layer_of)
+    change_call(patch, runtime, "_decoder", decoder)
+    change_call(patch, runtime, "_layer", layer_of)
 
 
 def _reallocate(runtime: StaticGemma4Runtime, patch: Patch, **sizes: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from g4conformance.faults.parts import change_graph, change_positional, with_masks, with_rope
+from g4conformance.faults.parts import change_call, change_positional, with_masks, with_rope
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.runtime import graphs
@@ -35,7 +35,7 @@ def odd_lengths_rounded_up(runtime: StaticGemma4Runtime, patch: Patch) -> None:
         runtime.past_len += runtime.past_len % 2
         return logits
 
-    change_graph(patch, runtime, "prefill", prefilled)
+    change_call(patch, runtime, "prefill", prefilled)
 
 
 def change_siblings(
@@ -54,7 +54,7 @@ def change_siblings(
             change_positional(sibling, patch, lambda built, positions: change(built, positions, layout))
         return sibling
 
-    change_graph(patch, runtime, "for_layout", siblings)
+    change_call(patch, runtime, "for_layout", siblings)
 
 
 @_fault("larger-buffers-stretch-positions", check="G4-SELF-02", at=At.ORCHESTRATION)
@@ -106,7 +106,7 @@ def length_counted_by_pad_ids(runtime: StaticGemma4Runtime, patch: Patch) -> Non
         logits: Tensor = prefill(replace(inputs, valid_length=counted), *args)
         return logits
 
-    change_graph(patch, runtime, "prefill", prefilled)
+    change_call(patch, runtime, "prefill", prefilled)
 
 
 def scale_layer(runtime: StaticGemma4Runtime, patch: Patch, layer: int, scale_of: Callable[[Tensor], Tensor]) -> None:
@@ -156,7 +156,7 @@ def change_now_and_then(patch: Patch, runtime: Runtime, method: str, period: int
         logits: Tensor = call(*args)
         return logits if calls % period else torch.nextafter(logits, torch.full_like(logits, torch.inf))
 
-    change_graph(patch, runtime, method, summed)
+    change_call(patch, runtime, method, summed)
 
 
 @_fault("prefill-differs-from-run-to-run", check="G4-SELF-09", at=At.GRAPH, boundary=True)
@@ -187,8 +187,8 @@ def repetitions_remembered(runtime: Runtime, patch: Patch) -> None:
     def selected(select: Any, logits: Tensor) -> Any:
         return select(logits.index_fill(1, logits.new_tensor(forbidden, dtype=torch.long), -torch.inf))
 
-    change_graph(patch, runtime, "generate", generated)
-    change_graph(patch, runtime, "select", selected)
+    change_call(patch, runtime, "generate", generated)
+    change_call(patch, runtime, "select", selected)
 
 
 @_fault("picture-of-the-request-before", check="G4-SELF-12", case="image-middle", boundary=True)
@@ -200,7 +200,7 @@ def picture_of_the_request_before(runtime: Runtime, patch: Patch) -> None:
         filled.append(vision(*args))
         return filled[-2] if len(filled) > 1 else filled[-1]
 
-    change_graph(patch, runtime, "vision_prefill", embedded)
+    change_call(patch, runtime, "vision_prefill", embedded)
 
 
 @_fault("decode-sees-the-longest-prompt-so-far", check="G4-SELF-13")
@@ -218,7 +218,7 @@ def decode_sees_the_longest_prompt(runtime: StaticGemma4Runtime, patch: Patch) -
         reached = (rows > positions) & (rows < max(lengths))
         return with_masks(built, {layer_type: mask | reached for layer_type, mask in built.masks.items()})
 
-    change_graph(patch, runtime, "prefill", prefilled)
+    change_call(patch, runtime, "prefill", prefilled)
     change_positional(runtime, patch, stale, prefill=False)
 
 
@@ -235,7 +235,7 @@ def only_the_first_rows_cleared(runtime: StaticGemma4Runtime, patch: Patch) -> N
                 buffer[:, :, block:] = rows
 
     buffers = runtime.cache.buffers
-    change_graph(patch, runtime.cache, "reset", cleared)
+    change_call(patch, runtime.cache, "reset", cleared)
 
 
 @_fault("state-of-one-length-loaded-once", check="G4-SELF-15", boundary=True)
@@ -248,7 +248,7 @@ def state_of_one_length_loaded_once(runtime: Runtime, patch: Patch) -> None:
             load(key_values, past_len)
         known.add(past_len)
 
-    change_graph(patch, runtime, "load_state", loaded)
+    change_call(patch, runtime, "load_state", loaded)
 
 
 def change_reset(runtime: StaticGemma4Runtime, patch: Patch, change: Callable[[], None]) -> None:
@@ -259,8 +259,8 @@ def change_reset(runtime: StaticGemma4Runtime, patch: Patch, change: Callable[[]
         forget()
         return call(*args)
 
-    change_graph(patch, runtime, "prefill", beginning)
-    change_graph(patch, runtime, "load_state", beginning)
+    change_call(patch, runtime, "prefill", beginning)
+    change_call(patch, runtime, "load_state", beginning)
     patch(runtime, "reset", change)
 
 
@@ -291,7 +291,7 @@ def stops_only_when_certain(runtime: Runtime, patch: Patch) -> None:
         token, stop = select(logits)
         return token, stop if float(logits[0].softmax(-1)[token]) > 0.1 else None
 
-    change_graph(patch, runtime, "select", selected)
+    change_call(patch, runtime, "select", selected)
 
 
 @_fault("at-least-two-tokens", check="G4-SELF-19", at=At.ORCHESTRATION, boundary=True)
@@ -302,7 +302,7 @@ def at_least_two_tokens(runtime: Runtime, patch: Patch) -> None:
         done: Generation = generate(inputs, max(2, max_new_tokens))
         return done
 
-    change_graph(patch, runtime, "generate", generated)
+    change_call(patch, runtime, "generate", generated)
 
 
 @_fault("last-draft-unverified", check="G4-SELF-20", at=At.ORCHESTRATION, boundary=True)
@@ -316,4 +316,4 @@ def last_draft_unverified(runtime: Runtime, patch: Patch) -> None:
         last_of_the_prompt = done.token_ids[inputs.valid_length - 1]
         return replace(done, token_ids=(*done.token_ids[:-1], last_of_the_prompt))
 
-    change_graph(patch, runtime, "generate", generated)
+    change_call(patch, runtime, "generate", generated)

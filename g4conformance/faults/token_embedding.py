@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from g4conformance.faults.parts import change_graph, change_output, repack_middle_rows, text_model
+from g4conformance.faults.parts import change_call, change_output, repack_middle_rows, text_model
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.faults.subjects import Subject
@@ -64,7 +64,7 @@ def scale_not_rounded(runtime: StaticGemma4Runtime, patch: Patch) -> None:
 def pad_row_is_zero(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The pad token's row is taken to be zero, as a fresh embedding's padding row is."""
     pad = runtime.facts.pad_token_id
-    change_graph(patch, runtime, "embedding", lambda embed, ids: embed(ids).masked_fill((ids == pad)[..., None], 0.0))
+    change_call(patch, runtime, "embedding", lambda embed, ids: embed(ids).masked_fill((ids == pad)[..., None], 0.0))
 
 
 @_fault("padding-rows-not-embedded", at=At.ORCHESTRATION, check="G4-EMBED-02", boundary=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.gemma4.modeling_gemma4 import Gemma4ClippableLinear
 
-from g4conformance.faults.parts import change_graph, change_output, change_pooling, change_tower, vision_model
+from g4conformance.faults.parts import change_call, change_output, change_pooling, change_tower, vision_model
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.faults.subjects import Subject
@@ -27,14 +27,14 @@ _fault = partial(fault, stage=Stage.VISION_PREFILL, case="image-middle")
 def pixels_not_rescaled(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The patch embedder does not rescale pixels from [0, 1] to [-1, 1]."""
     embedder = vision_model(runtime).patch_embedder
-    change_graph(patch, embedder, "forward", lambda embed, pixels, *rest: embed((pixels + 1) / 2, *rest))
+    change_call(patch, embedder, "forward", lambda embed, pixels, *rest: embed((pixels + 1) / 2, *rest))
 
 
 @_fault("pixel-rescale-twice", at=At.GRAPH, check="G4-VISION-01")
 def pixels_rescaled_twice(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Pixels are normalised to [-1, 1] before the patch embedder rescales them once more."""
     embedder = vision_model(runtime).patch_embedder
-    change_graph(patch, embedder, "forward", lambda embed, pixels, *rest: embed(2 * pixels - 1, *rest))
+    change_call(patch, embedder, "forward", lambda embed, pixels, *rest: embed(2 * pixels - 1, *rest))
 
 
 @_fault("vision-pos-table-axis-swap", at=At.WEIGHTS, check="G4-VISION-01", case="image-wide")
@@ -48,7 +48,7 @@ def position_table_axes_swapped(runtime: StaticGemma4Runtime, patch: Patch) -> N
 def padding_gets_positions(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Padding patches get the position embedding of the origin in place of zero."""
     embedder = vision_model(runtime).patch_embedder
-    change_graph(
+    change_call(
         patch, embedder, "forward", lambda embed, pixels, ids, padding: embed(pixels, ids, torch.zeros_like(padding))
     )
 
@@ -57,7 +57,7 @@ def padding_gets_positions(runtime: StaticGemma4Runtime, patch: Patch) -> None:
 def far_positions_share_a_row(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The position table is loaded as far as square pictures reach, and positions beyond its end share its last row."""
     embedder = vision_model(runtime).patch_embedder
-    change_graph(
+    change_call(
         patch, embedder, "forward", lambda embed, pixels, ids, padding: embed(pixels, ids.clamp(max=63), padding)
     )
 
@@ -214,7 +214,7 @@ def padding_sorted_to_the_front(runtime: StaticGemma4Runtime, patch: Patch) -> N
         order = torch.argsort((~padding[0]).int(), stable=True)
         return pool(hidden[:, order], positions, padding, length)
 
-    change_graph(patch, vision_model(runtime).pooler, "forward", sorted_first)
+    change_call(patch, vision_model(runtime).pooler, "forward", sorted_first)
 
 
 @_fault(
@@ -260,7 +260,7 @@ def pooled_in_half_precision(runtime: StaticGemma4Runtime, patch: Patch) -> None
         pooled, mask = pool(*args)
         return pooled.half(), mask
 
-    change_graph(patch, vision_model(runtime).pooler, "forward", halved)
+    change_call(patch, vision_model(runtime).pooler, "forward", halved)
 
 
 @_fault("vision-embedder-norm-missing", at=At.GRAPH, check="G4-VISION-04")

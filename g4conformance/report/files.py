@@ -30,17 +30,21 @@ code { font-size: 13px; white-space: nowrap }
 """
 
 
-def require_writable(path: Path) -> None:
-    """Raises ConformanceError unless a report can be written at `path`: a known suffix, in a folder that exists."""
-    if path.suffix not in SUFFIXES or not path.absolute().parent.is_dir():
+def require_writable(path: Path, suffixes: Sequence[str] = SUFFIXES, option: str = "--report") -> None:
+    """Raises ConformanceError unless a file can be written at `path`: a known suffix, in a folder that exists."""
+    if path.suffix not in suffixes or not path.absolute().parent.is_dir():
         raise ConformanceError(
-            f"a report file ending in {' or '.join(SUFFIXES)}, in a folder that exists", str(path), "Check --report."
+            f"a file ending in {' or '.join(suffixes)}, in a folder that exists", str(path), f"Check {option}."
         )
 
 
 def write_report(path: Path, verdicts: Sequence[Verdict], setting: Mapping[str, Any]) -> None:
     """Writes `path`, whole or not at all, in the format of its suffix."""
-    text = as_html(verdicts, setting) if path.suffix == ".html" else as_json(verdicts, setting)
+    write_whole(path, as_html(verdicts, setting) if path.suffix == ".html" else as_json(verdicts, setting))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes `path`, whole or not at all."""
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(text)
     os.replace(partial, path)

@@ -12,6 +12,7 @@ from g4conformance.checks import CHECKS
 from g4conformance.checks.run import Mode
 from g4conformance.cli import main
 from g4conformance.faults import FAULTS, command
+from g4conformance.faults.patching import Patch
 from g4conformance.stages import Stage
 
 pytestmark = [pytest.mark.selftest, pytest.mark.xdist_group("faults command")]
@@ -105,8 +106,22 @@ def test_what_a_runtime_does_not_have_is_not_applicable(tmp_path: Path, capsys: 
 
 @pytest.mark.usefixtures("own_runtimes")
 def test_a_check_that_is_red_anyway_cannot_be_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["faults", "--runtime", "own_runtimes:Wrong", "--fault", "logits-scaled"]) == 0
+    """And where nothing could be tried, nothing was shown."""
+    assert main(["faults", "--runtime", "own_runtimes:Wrong", "--fault", "logits-scaled"]) == 1
     assert "G4-PREFILL-04 is red without it" in capsys.readouterr().out
+
+
+def test_the_shipped_runtime_has_every_part(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fault that can no longer be planted there has lost its place; it does not count as not applicable."""
+
+    def moved(runtime: object, patch: Patch) -> None:
+        patch(runtime, "part_that_was_renamed", None)
+
+    monkeypatch.setitem(FAULTS, "gelu-exact", replace(FAULTS["gelu-exact"], plant=moved))
+    assert main(["faults", "--fault", "gelu-exact"]) == 1
+    assert "part_that_was_renamed" in capsys.readouterr().out
 
 
 BAD_OPTIONS = {
@@ -116,6 +131,8 @@ BAD_OPTIONS = {
     "no module": (["--runtime", "nowhere:make"], "No module named 'nowhere'"),
     "no runtime": (["--runtime", "own_runtimes:nothing"], "no engine"),
     "no format": (["--report", "matrix.pdf"], "expected a file ending in .json or .md"),
+    "a model alone": (["--model", "/nowhere"], "expected --runtime together with --model"),
+    "no place to record": (["--record", "/nowhere/prints.json"], "Check --record."),
     "no checkpoint": (["--runtime", "own_runtimes:whole", "--model", "/nowhere"], "/nowhere"),
 }
 
