@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def _made(spec: str, checkpoint: Any) -> Any:
         ) from None
 
 
-def _with_progress(trials: Any, total: int) -> list[Trial]:
+def _with_progress(trials: Iterable[Trial], total: int) -> list[Trial]:
     with progress_bar() as progress:
         return list(progress.track(trials, total=total, description="planting faults"))
 
