@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,30 +28,51 @@ class Limit:
 
 @dataclass(frozen=True)
 class Budget:
-    """What one check allows in one dtype: nothing, or `factor` times the reference's own rounding noise.
+    """What one check allows in one dtype.
 
     Attributes:
+        factor: how many times the reference's own rounding noise.
         gain_factor: the factor for gains.
-        evidence: what was measured to arrive at the factor.
+        fraction: of a tensor's elements that may be one quantization step off.
+        quality: what a scheme may lose, in the unit of the check; every such loss is 0 at best.
+        evidence: what was measured to arrive at these numbers.
     """
 
     kind: BudgetKind
-    factor: float
-    gain_factor: float
     evidence: str
+    factor: float = 0.0
+    gain_factor: float = 0.0
+    fraction: float = 0.0
+    quality: float = 0.0
 
-    def limit(self, noise: Noise, tensor: str, found: Difference) -> Limit:
-        """The limit for a tensor of this trace name, given the magnitudes of its reference."""
+    def limit(self, noise: Noise, tensor: str, found: Difference, step: float = 0.0) -> Limit:
+        """The limit for a tensor of this trace name, given the magnitudes of its reference.
+
+        Args:
+            step: distance of two neighbouring values of its quantized grid, 0 where it is on none.
+        """
         if self.kind is BudgetKind.EXACT:
             return Limit(0.0, 0.0, 0.0)
-        return Limit(
-            self.factor * noise.allowed_largest(tensor, found.base_max_abs),
-            self.factor * noise.allowed_mean(tensor, found.base_mean_abs),
-            self.gain_factor * noise.allowed_gain(tensor, max(found.count, 1)),
-        )
+        if self.kind is BudgetKind.QUALITY:
+            return Limit(self.quality, self.quality, math.inf)
+        largest = self.factor * noise.allowed_largest(tensor, found.base_max_abs)
+        mean = self.factor * noise.allowed_mean(tensor, found.base_mean_abs)
+        if self.kind is BudgetKind.STEP:
+            return Limit(step + largest, self.fraction * step + mean, math.inf)
+        return Limit(largest, mean, self.gain_factor * noise.allowed_gain(tensor, max(found.count, 1)))
+
+    def would_pass(self, ratio: float) -> float:
+        """What would have allowed a difference that is `ratio` times the limit, in the budget's unit."""
+        return ratio * {BudgetKind.QUALITY: self.quality, BudgetKind.STEP: 1.0}.get(self.kind, self.factor)
+
+    @property
+    def unit(self) -> str:
+        """What `would_pass` is a multiple of."""
+        units = {BudgetKind.QUALITY: "as the limit", BudgetKind.STEP: "x that"}
+        return units.get(self.kind, "x the reference's noise")
 
 
-_EXACT = Budget(BudgetKind.EXACT, 0.0, 0.0, "integers, booleans and copies have one right value")
+_EXACT = Budget(BudgetKind.EXACT, "integers, booleans and copies have one right value")
 
 
 def budget_of(check: Check, dtype: str, scheme: str = "none") -> Budget:
@@ -61,9 +83,14 @@ def budget_of(check: Check, dtype: str, scheme: str = "none") -> Budget:
     """
     if check.budget is BudgetKind.EXACT:
         return _EXACT
+    entry = _entry(check.id, scheme)
+    evidence = str(entry["evidence"])
+    if check.budget is BudgetKind.QUALITY:
+        return Budget(check.budget, evidence, quality=float(entry.get(dtype, entry.get("limit"))))
     factor = rounding_factor(check.id, dtype, scheme)
-    gain_factor = factor * float(_entries()["gain_tail"][dtype])
-    return Budget(check.budget, factor, gain_factor, str(_entries()[scheme][check.id]["evidence"]))
+    if check.budget is BudgetKind.STEP:
+        return Budget(check.budget, evidence, factor, fraction=float(entry["fraction"]))
+    return Budget(check.budget, evidence, factor, factor * float(_entries()["gain_tail"][dtype]))
 
 
 def rounding_factor(check_id: str, dtype: str, scheme: str = "none") -> float:
@@ -73,9 +100,21 @@ def rounding_factor(check_id: str, dtype: str, scheme: str = "none") -> float:
         KeyError: budgets.toml has no such entry.
     """
     try:
-        return float(_entries()[scheme][check_id][dtype])
+        return float(_entry(check_id, scheme)[dtype])
     except KeyError:
         raise KeyError(f"budgets.toml has no [{scheme}.{check_id}] with {dtype}") from None
+
+
+def quality_tie(scheme: str) -> float:
+    """The gap between two logits, as a fraction of their interval, that the scheme's errors typically close."""
+    return float(_entries()[scheme].get("near_tie", 0.0))
+
+
+def _entry(check_id: str, scheme: str) -> Mapping[str, Any]:
+    """The scheme's own entry, or that which all schemes share."""
+    entries = _entries()
+    entry: Mapping[str, Any] = entries.get(scheme, {}).get(check_id) or entries["none"][check_id]
+    return entry
 
 
 @cache

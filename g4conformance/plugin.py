@@ -31,6 +31,7 @@ MARKERS = {
     "selftest": "the suite on itself: planted faults, the wheel, bad options",
     "stage(name): the stage that a test of the conformance suite judges": "",
 }
+SCHEMES = ("w8a16", "w8a8", "w4a16", "w8", "none")
 DTYPES = ("float32", "bfloat16", "float16")
 _PATH_OPTIONS = ("--model", "--cases", "--image", "--report")
 _EARLY = pytest.StashKey["RunOptions"]()
@@ -58,7 +59,7 @@ def add_options(add: Any) -> None:
     add("--device", default="cpu", help="torch device of reference and runtime (default: cpu)")
     add("--attn", choices=("eager", "sdpa"), default="eager", help="attention implementation (default: eager)")
     add("--image-backend", choices=("torchvision", "pil"), default="torchvision", help="which image processor resizes")
-    add("--quant", choices=("none",), default="none", help="quantization scheme of the shipped runtime")
+    add("--quant", choices=SCHEMES, default="w8a16", help="quantization scheme of the shipped runtime (default: w8a16)")
     add("--max-seq", type=positive, help="rows of the static buffers (default: 2 windows + soft-token budget)")
     add("--case", action="append", default=[], metavar="NAME", help="judge only this case; may be repeated")
     add("--cases", metavar="FILE", help="a cases file of your own (YAML, see the bundled cases.yaml)")
@@ -248,11 +249,10 @@ def checkpoint(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> C
 @pytest.fixture(scope="session")
 def runtime(checkpoint: Checkpoint, pytestconfig: pytest.Config) -> Runtime:
     """The runtime under test: the shipped one. Override this fixture to bring another."""
-    from g4conformance.runtime.layout import StaticLayout
-    from g4conformance.runtime.static import StaticGemma4Runtime
+    from g4conformance.shipped import shipped_runtime
 
     max_seq = pytestconfig.getoption("--max-seq") or checkpoint.facts.default_max_seq
-    return StaticGemma4Runtime(checkpoint, StaticLayout(max_seq))
+    return shipped_runtime(checkpoint, max_seq, pytestconfig.getoption("--quant"))
 
 
 @pytest.fixture(scope="session")

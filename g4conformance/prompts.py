@@ -38,6 +38,7 @@ class ResolvedCase:
         before: requests that the runtime serves first, in order.
         decode_steps: teacher-forced decode steps, no more than the buffers have room for.
         gen_steps: new tokens to generate at most.
+        first: whether it is the run's first case.
     """
 
     case: Case
@@ -46,6 +47,7 @@ class ResolvedCase:
     decode_steps: int
     gen_steps: int
     before: tuple[Request, ...] = ()
+    first: bool = False
 
     @property
     def reference_steps(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,12 @@ from g4conformance.judging.judge import Bench, judge
 from g4conformance.judging.observe import observe
 from g4conformance.judging.verdict import Verdict
 from g4conformance.prompts import ResolvedCase, resolve
+from g4conformance.quantization.judging import QuantizedJudging
+from g4conformance.quantization.parameters import Quantization
+from g4conformance.quantization.schemes import DEFAULT
+from g4conformance.reference.noise import Noise
 from g4conformance.reference.record import record_reference
-from g4conformance.reference.selfcheck import calibrated_noise, measure_noise
+from g4conformance.reference.selfcheck import calibrated_noise, measure_noise, require_sound
 from g4conformance.runtime.contract import Runtime
 from g4conformance.trace import Trace
 
@@ -37,7 +41,7 @@ class RunOptions:
 
     model: str | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
-    quant: str = "none"
+    quant: str = DEFAULT
     max_seq: int | None = None
     cases_file: str | None = None
     case_names: tuple[str, ...] = ()
@@ -80,9 +84,21 @@ class ConformanceSession:
         self.max_seq = options.max_seq or checkpoint.facts.default_max_seq
         known = options.all_cases()
         self.cases = {case.name: self._resolve(case, known) for case in options.selected_cases()}
+        first = next(iter(self.cases))
+        self.cases[first] = replace(self.cases[first], first=True)
         noise = calibrated_noise(checkpoint, self._calibration_cases(), cache_folder())
-        self.bench = Bench(checkpoint.facts, noise, checkpoint.options.dtype, options.quant)
+        require_sound(noise)
+        quantization: Quantization | None = getattr(runtime, "quantization", None)
+        self.quantized = None if quantization is None else QuantizedJudging(checkpoint, quantization)
+        self.bench = self._bench(noise)
         self._verdicts: dict[str, list[Verdict]] = {}
+
+    def _bench(self, float_noise: Noise) -> Bench:
+        facts, dtype = self.checkpoint.facts, self.checkpoint.options.dtype
+        if self.quantized is None:
+            return Bench(facts, float_noise, dtype)
+        noise = calibrated_noise(self.quantized.reference, self._calibration_cases(), cache_folder())
+        return Bench(facts, noise, dtype, self.quantized.scheme.name, float_noise, self.quantized.steps)
 
     def _resolve(self, case: Case, known: Sequence[Case]) -> ResolvedCase:
         options = self.options
@@ -113,6 +129,8 @@ class ConformanceSession:
     def reference(self, case: str) -> Trace:
         """The reference's trace of a case, recorded at every call."""
         resolved = self.cases[case]
+        if self.quantized is not None:
+            return self.quantized.record(resolved)
         inputs = resolved.request.inputs
         return record_reference(self.checkpoint, inputs, resolved.reference_steps, case, resolved.digest)
 
@@ -120,7 +138,10 @@ class ConformanceSession:
         """The verdicts of any runtime on a case whose reference was recorded before; nothing of them is kept."""
         resolved = self.cases[case]
         observation = observe(runtime, resolved, reference, self.checkpoint.facts)
-        return judge(resolved, reference, observation, self.bench, lambda: measure_noise(self.checkpoint, [resolved]))
+        judging = self.checkpoint if self.quantized is None else self.quantized.reference
+        if self.quantized is not None and resolved.first:
+            observation.isolated |= self.quantized.observed(runtime)
+        return judge(resolved, reference, observation, self.bench, lambda: measure_noise(judging, [resolved]))
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -134,7 +155,7 @@ class ConformanceSession:
             "device": load.device,
             "attn": load.attn_implementation,
             "image_backend": load.image_backend,
-            "quant": self.options.quant,
+            "quant": self.bench.scheme,
             "max_seq": self.max_seq,
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),

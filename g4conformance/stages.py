@@ -1,4 +1,4 @@
-"""The vocabulary: the eight stages in the order in which a runtime passes through them, and a ninth group of checks."""
+"""The vocabulary: the eight stages in the order in which a runtime passes through them, and two more groups of checks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """One observation point of a Gemma 4 runtime; the last one is no stage, but all of them against themselves.
+    """One observation point of a Gemma 4 runtime; the last two are no stages, but groups of checks behind all of them.
 
-    Self-consistency compares a runtime with itself and needs no reference. It comes after every stage, so that what a
-    wrong stage breaks there is inherited.
+    Self-consistency compares a runtime with itself and needs no reference. Quantization compares a quantized runtime
+    with the floating-point reference. What a wrong stage breaks there is inherited.
     """
 
     BUILD_STATIC_INPUTS = "build_static_inputs"
@@ -21,6 +21,7 @@ class Stage(StrEnum):
     DECODE = "decode"
     GENERATION = "generation"
     SELF_CONSISTENCY = "self_consistency"
+    QUANTIZATION = "quantization"
 
 
 DEPENDS_ON: dict[Stage, tuple[Stage, ...]] = {
@@ -33,6 +34,7 @@ DEPENDS_ON: dict[Stage, tuple[Stage, ...]] = {
     Stage.DECODE: (Stage.PREFILL,),
     Stage.GENERATION: (Stage.DECODE,),
     Stage.SELF_CONSISTENCY: (Stage.GENERATION,),
+    Stage.QUANTIZATION: (Stage.GENERATION,),
 }
 
 # A trace name belongs to the stage whose name it is, or whose prefix (ending in a slash) it starts with.
@@ -56,6 +58,8 @@ _TRACE_PREFIXES: dict[str, Stage] = {
     "decode/": Stage.DECODE,
     "generation/": Stage.GENERATION,
     "self/": Stage.SELF_CONSISTENCY,
+    "quantization/": Stage.QUANTIZATION,
+    "float/": Stage.QUANTIZATION,
 }
 
 

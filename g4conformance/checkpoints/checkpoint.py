@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +32,11 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint: model, processor, facts and digest."""
+    """A loaded checkpoint: model, processor, facts and digest.
+
+    `on_key_value` rounds what a storing layer's number and new K/V [B, KV, n, head_dim] put into the cache, where the
+    model stands for one whose cache is quantized.
+    """
 
     model: Gemma4ForConditionalGeneration
     processor: Any
@@ -40,6 +44,7 @@ class Checkpoint:
     digest: str
     options: LoadOptions
     name: str
+    on_key_value: Callable[[int, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]] | None = None
 
     @property
     def dtype(self) -> torch.dtype:

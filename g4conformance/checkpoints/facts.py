@@ -40,6 +40,12 @@ class ModelFacts:
         """Rows for the longest bundled text (twice the window) plus an image's largest soft-token budget."""
         return 2 * self.sliding_window + self.max_soft_tokens
 
+    def donor_of(self, layer: int) -> int:
+        """The layer whose K/V this one attends to: itself, or the last storing layer of its type."""
+        if layer in self.storing_layers:
+            return layer
+        return max(i for i in self.storing_layers if self.layer_types[i] == self.layer_types[layer])
+
 
 def model_facts(config: Gemma4Config, generation_config: Any, processor: Any) -> ModelFacts:
     """Collects the facts from the three places where Gemma 4 checkpoints keep them.

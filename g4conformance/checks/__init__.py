@@ -1,4 +1,4 @@
-"""The numbered checks, one module a stage and one for self-consistency.
+"""The numbered checks, one module a stage, one for self-consistency and one for quantization.
 
 A check is a statement about traces; it knows nothing of who made them.
 """
@@ -16,9 +16,10 @@ from g4conformance.checks import (  # isort: skip
     decode,
     generation,
     self_consistency,
+    quantization,
 )
 
 __all__ = ["CHECKS", "Check", "checks_of"]
 
 del build_static_inputs, token_embedding, vision_prefill, mm_fusion, masks_and_rope, prefill, decode, generation
-del self_consistency
+del self_consistency, quantization

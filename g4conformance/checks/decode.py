@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from g4conformance.checks.compare import Comparison, compare
+from g4conformance.checks.compare import Comparison, alone, compare
 from g4conformance.checks.masks_and_rope import explain_mask, fill_comparison
 from g4conformance.checks.registry import Needs, check
 from g4conformance.checks.run import CaseRun, Mode
@@ -91,6 +91,16 @@ def cache_grows_by_one_row(run: CaseRun) -> list[Comparison]:
                 name = f"{prefix}cache/{layer}/{part}"
                 found.append(compare(name, expected.clone(), run.observed(name)))
     return found
+
+
+@check("G4-DECODE-11", stage=_STAGE, budget="step", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
+def graphs_alone(run: CaseRun) -> list[Comparison]:
+    """At the first and the last step, each quantized graph, fed with what enters the reference's, returns the same.
+
+    Up to one quantization step. The steps between run the same programs.
+    """
+    prefixes = dict.fromkeys([*run.decode_prefixes[:1], *run.decode_prefixes[-1:]])
+    return [comparison for prefix in prefixes for comparison in alone(run, prefix, prefix, rows=1)]
 
 
 def _compare_all(run: CaseRun, names: list[str]) -> list[Comparison]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from g4conformance.checks.compare import Comparison, compare
+from g4conformance.checks.compare import Comparison, alone, compare
 from g4conformance.checks.registry import Needs, check
-from g4conformance.checks.run import CaseRun
+from g4conformance.checks.run import CaseRun, Mode
 from g4conformance.stages import Stage
 
 _STAGE = Stage.PREFILL
@@ -63,3 +63,9 @@ def cache_beyond_the_prompt_is_untouched(run: CaseRun) -> list[Comparison]:
             name = f"prefill/cache/{layer}/{part}"
             found.append(compare(name, expected, run.observed(name)[:, :, run.valid_length :]))
     return found
+
+
+@check("G4-PREFILL-07", stage=_STAGE, budget="step", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
+def graphs_alone(run: CaseRun) -> list[Comparison]:
+    """Each quantized graph, fed with what enters the reference's, returns the same up to one quantization step."""
+    return alone(run, "", "prefill/", rows=run.valid_length)

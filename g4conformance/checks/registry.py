@@ -14,10 +14,14 @@ CheckFunction = Callable[[CaseRun], Comparison | list[Comparison]]
 
 
 class BudgetKind(StrEnum):
-    """How far a check lets a tensor be off."""
+    """How far a check lets a tensor be off: not at all; as far as rounding takes it; one quantization step in few
+    places; or as far as a scheme's limit says, whatever a quantized runtime loses.
+    """
 
     EXACT = "exact"
     ROUNDING = "rounding"
+    STEP = "step"
+    QUALITY = "quality"
 
 
 class Needs(StrEnum):
@@ -28,6 +32,9 @@ class Needs(StrEnum):
     IMAGE = "an image in the case"
     PER_LAYER_INPUTS = "per-layer embeddings in the checkpoint"
     PROBES = "self_consistency: true in the case"
+    QUANTIZED = "a quantized runtime"
+    QUANTIZED_IMAGE = "a quantized runtime and an image in the case"
+    QUANTIZED_ONCE = "a quantized runtime; asked once, with the first case"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ class CaseRun:
         runtime: the runtime's tensors, in the shape of the static buffers.
         has_prompt: false for a case of ids, of which the runtime has nothing to encode.
         probed: whether the runtime was asked for its self-consistency.
+        quantized: whether the runtime says that it is.
+        first: whether it is the first case of the run, with which questions about the whole runtime are asked.
+        quality_tie: the gap between two logits of the float reference, as a fraction of their interval, below which
+            quantization may swap them.
         near_tie: the gap between the two largest logits of a reference tensor below which rounding may swap them.
     """
 
@@ -47,6 +51,9 @@ class CaseRun:
     near_tie: Callable[[str], float]
     has_prompt: bool = True
     probed: bool = False
+    quantized: bool = False
+    first: bool = False
+    quality_tie: float = 0.0
 
     @property
     def valid_length(self) -> int:

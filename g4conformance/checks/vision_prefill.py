@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from g4conformance.checks.compare import Comparison, compare
 from g4conformance.checks.registry import Needs, check
-from g4conformance.checks.run import CaseRun
+from g4conformance.checks.run import CaseRun, Mode
 from g4conformance.stages import Stage
 
 _STAGE = Stage.VISION_PREFILL
@@ -37,3 +37,14 @@ def pooled_soft_tokens(run: CaseRun) -> Comparison:
 def visual_embeddings(run: CaseRun) -> Comparison:
     """Soft tokens in the language model's space equal the reference's in number, order and value: [V, H]."""
     return compare("visual_embeds", run.reference["visual_embeds"], run.observed("visual_embeds"))
+
+
+@check("G4-VISION-05", stage=_STAGE, budget="step", needs=Needs.QUANTIZED_IMAGE, modes=(Mode.ISOLATED,))
+def graphs_alone(run: CaseRun) -> list[Comparison]:
+    """Each quantized graph, fed with what enters the reference's, returns the same up to one quantization step."""
+    layers = [f"vision/layer/{i}/hidden" for i in range(run.facts.vision_layers)]
+    names = ["vision/patch_embeds", *layers, "visual_embeds"]
+    return [
+        compare(name, run.reference[name], run.observed(f"vision/alone/{name.removeprefix('vision/')}"))
+        for name in names
+    ]

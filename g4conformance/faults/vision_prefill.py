@@ -102,8 +102,7 @@ def padding_patches_seen(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """Padding patches are visible as keys in the encoder's attention."""
 
     def unmask(tower: Any) -> None:
-        for layer in tower.layers:
-            layer.bias = torch.zeros_like(layer.bias)
+        tower.bias = torch.zeros_like(tower.bias)
 
     change_tower(runtime, patch, unmask)
 
@@ -118,9 +117,10 @@ def rotated_across_the_whole_head(runtime: StaticGemma4Runtime, patch: Patch) ->
     """One rotation pairs the halves of the whole head; x and y should rotate a half of it each."""
 
     def rewire(tower: Any) -> None:
-        for layer in tower.layers:
-            layer.position_ids = layer.position_ids[..., :1]  # one axis: the head is not split
-            layer.cos, layer.sin = (_interleaved_axes(table) for table in (layer.cos, layer.sin))
+        embed, positions = tower.patch_embedder, tower.position_ids
+        tower.patch_embedder = lambda pixels, _, padding: embed(pixels, positions, padding)
+        tower.position_ids = positions[..., :1]  # one axis: the head is not split
+        tower.cos, tower.sin = (_interleaved_axes(table) for table in (tower.cos, tower.sin))
 
     change_tower(runtime, patch, rewire)
 
@@ -130,8 +130,7 @@ def rotary_axes_swapped(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The first half of the head rotates by y, the second by x."""
 
     def swap(tower: Any) -> None:
-        for layer in tower.layers:
-            layer.cos, layer.sin = (torch.cat(table.chunk(2, -1)[::-1], -1) for table in (layer.cos, layer.sin))
+        tower.cos, tower.sin = (torch.cat(table.chunk(2, -1)[::-1], -1) for table in (tower.cos, tower.sin))
 
     change_tower(runtime, patch, swap)
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from g4conformance.budgets import Budget, Limit, budget_of, rounding_factor
+from g4conformance.budgets import Budget, Limit, budget_of, quality_tie, rounding_factor
 from g4conformance.checkpoints.facts import ModelFacts
 from g4conformance.checks import CHECKS, Check
 from g4conformance.checks.compare import Comparison
-from g4conformance.checks.registry import Needs
+from g4conformance.checks.registry import BudgetKind, Needs
 from g4conformance.checks.run import CaseRun, Mode, NotObserved
 from g4conformance.judging.observation import Observation
 from g4conformance.judging.traits import traits_of
 from g4conformance.judging.verdict import Measurement, Status, Verdict
 from g4conformance.metrics import Difference
 from g4conformance.prompts import ResolvedCase
-from g4conformance.reference.noise import Noise
+from g4conformance.reference.noise import Noise, kind_of
 from g4conformance.stages import Stage, stage_of, upstream
 
 _WRONG = (Status.FAIL, Status.ERROR)
@@ -29,15 +29,30 @@ _INEXCUSABLE = 100.0
 
 @dataclass(frozen=True)
 class Bench:
-    """What judging needs besides the traces: facts, noise, and the setting that budgets depend on."""
+    """What judging needs besides the traces: facts, noise, and the setting that budgets depend on.
+
+    Attributes:
+        noise: of the reference that the runtime is compared with.
+        float_noise: of the float reference, where the other one is fake-quantized.
+        steps: distance of two neighbouring values of each tensor on a quantized grid, by kind of trace name.
+    """
 
     facts: ModelFacts
     noise: Noise
     dtype: str
     scheme: str = "none"
+    float_noise: Noise | None = None
+    steps: Mapping[str, float] = field(default_factory=dict)
 
     def budget(self, check: Check) -> Budget:
         return budget_of(check, self.dtype, self.scheme)
+
+    def limit(self, budget: Budget, comparison: Comparison) -> Limit:
+        assert comparison.difference is not None
+        exact_grid = budget.kind is BudgetKind.STEP and self.float_noise is not None
+        noise = self.float_noise if exact_grid and self.float_noise is not None else self.noise
+        step = self.steps.get(kind_of(comparison.tensor), 0.0)
+        return budget.limit(noise, comparison.tensor, comparison.difference, step)
 
 
 def judge(
@@ -117,6 +132,9 @@ def applies(check: Check, run: CaseRun) -> bool:
         Needs.IMAGE: run.layout.num_visual_tokens > 0,
         Needs.PER_LAYER_INPUTS: run.facts.has_per_layer_inputs,
         Needs.PROBES: run.probed,
+        Needs.QUANTIZED: run.quantized,
+        Needs.QUANTIZED_IMAGE: run.quantized and run.layout.num_visual_tokens > 0,
+        Needs.QUANTIZED_ONCE: run.quantized and run.first,
     }
     return met[check.needs]
 
@@ -142,6 +160,9 @@ def _run(
         near_tie=near_tie,
         has_prompt=case.request.prompt is not None,
         probed=case.case.self_consistency,
+        quantized=bench.scheme != "none",
+        first=case.first,
+        quality_tie=quality_tie(bench.scheme) if bench.scheme != "none" else 0.0,
     )
 
 
@@ -158,7 +179,7 @@ def _verdict(check: Check, run: CaseRun, observation: Observation, bench: Bench)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         where = f"the runtime's tensors do not have the contract's shapes ({type(error).__name__}: {error})"
         return replace(blank, status=Status.ERROR, where=where)
-    return _measured(blank, comparisons, bench.budget(check), bench.noise)
+    return _measured(blank, comparisons, bench.budget(check), bench)
 
 
 def _error(check: Check, run: CaseRun, observation: Observation) -> str | None:
@@ -184,14 +205,14 @@ def _unobserved(blank: Verdict, name: str, observation: Observation) -> Verdict:
     return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {missing}")
 
 
-def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise: Noise) -> Verdict:
+def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, bench: Bench) -> Verdict:
     if mismatch := next((c for c in found if c.difference is None), None):
         traits = traits_of(mismatch, sum(c.difference is None for c in found) / len(found))
         return replace(blank, status=Status.FAIL, where=mismatch.detail, would_pass=math.inf, traits=traits)
     if not any(c.difference.count for c in found if c.difference):
         detail = next((c.detail for c in found if c.detail), "this case has nothing to compare here")
         return replace(blank, status=Status.NOT_APPLICABLE, where=detail)
-    measurements = [_measurement(c, budget, noise) for c in found]
+    measurements = [_measurement(c, bench.limit(budget, c)) for c in found]
     counted = replace(
         blank,
         count=sum(c.difference.count for c in found if c.difference),
@@ -201,7 +222,8 @@ def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise
     judged = replace(
         counted,
         measurement=worst,
-        would_pass=worst.ratio * budget.factor if math.isfinite(worst.ratio) else math.inf,
+        would_pass=budget.would_pass(worst.ratio) if math.isfinite(worst.ratio) else math.inf,
+        unit=budget.unit,
     )
     beyond = [c for c, m in zip(found, measurements, strict=True) if m.ratio > 1.0]
     if not beyond:
@@ -211,10 +233,9 @@ def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, noise
     )
 
 
-def _measurement(comparison: Comparison, budget: Budget, noise: Noise) -> Measurement:
+def _measurement(comparison: Comparison, limit: Limit) -> Measurement:
     found = comparison.difference
     assert found is not None
-    limit = budget.limit(noise, comparison.tensor, found)
     return Measurement(
         tensor=comparison.tensor,
         max_abs=found.max_abs,

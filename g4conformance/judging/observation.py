@@ -52,6 +52,11 @@ def method_of(runtime: Runtime, name: str) -> Callable[..., Any]:
     return method
 
 
+def is_quantized(runtime: Runtime) -> bool:
+    """Whether the runtime says that it is; one without the property is judged in floating point."""
+    return getattr(runtime, "quantization", None) is not None
+
+
 @contextmanager
 def listening(runtime: Runtime, record: R) -> Iterator[R]:
     """`runtime` reports to `record` inside this context only."""

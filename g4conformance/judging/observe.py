@@ -19,9 +19,11 @@ from g4conformance.expected import (
     scripted_logits,
     static_inputs_of,
 )
+from g4conformance.judging.alone import GraphsAlone
 from g4conformance.judging.observation import (
     Observation,
     errors_of,
+    is_quantized,
     listening,
     method_of,
     record_generation,
@@ -103,16 +105,20 @@ class _Isolation:
         self.inputs = static_inputs_of(reference, self.layout, facts)
         self.positional = masks_and_rope_of(reference, self.layout, facts)
         self.positional_tensors = positional_tensors(self.positional)
+        self.quantized = is_quantized(runtime)
 
     def run(self) -> None:
         self._reuse(Stage.BUILD_STATIC_INPUTS)
         self._stage(Stage.TOKEN_EMBEDDING, self._token_embedding, ["llm_input_ids"])
         if self.inputs.pixel_values is not None:
             self._stage(Stage.VISION_PREFILL, self._vision_prefill, ["pixel_values", "image_position_ids"])
+            self._alone(Stage.VISION_PREFILL, lambda graphs, record: graphs.vision(record))
             self._stage(Stage.MM_FUSION, self._mm_fusion, ["text_embeds", "visual_embeds"])
         self._stage(Stage.MASKS_AND_ROPE, self._masks_and_rope, ["valid_length"])
         self._stage(Stage.PREFILL, self._prefill, self._prefill_inputs())
+        self._alone(Stage.PREFILL, lambda graphs, record: graphs.prefill(record))
         self._call(Stage.DECODE, self._decode)
+        self._alone(Stage.DECODE, self._decode_alone)
         self._call(Stage.GENERATION, self._generation)
 
     def _stage(self, stage: Stage, call: Callable[[Recorder], None], input_names: Sequence[str]) -> None:
@@ -134,6 +140,16 @@ class _Isolation:
         with listening(self.runtime, Recorder()) as record, errors_of(self.observation, stage):
             call(record)
         self.observation.isolated |= {name: t for name, t in record.tensors.items() if _is_of(name, stage)}
+
+    def _alone(self, stage: Stage, run: Callable[[GraphsAlone, Recorder], None]) -> None:
+        """The graphs of a quantized runtime one by one."""
+        if self.quantized:
+            graphs = GraphsAlone(self.runtime, self.reference, self.layout, self.facts)
+            self._call(stage, lambda record: run(graphs, record))
+
+    def _decode_alone(self, graphs: GraphsAlone, record: Recorder) -> None:
+        for step in sorted({0, self.case.decode_steps - 1} if self.case.decode_steps else ()):
+            graphs.decode(record, step)
 
     def _bit_equal(self, name: str) -> bool:
         """Whether what the runtime made for itself equals the reference's, in the shape of the static buffers."""

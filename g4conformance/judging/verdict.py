@@ -49,7 +49,7 @@ class Verdict:
 
     Attributes:
         measurement: None if nothing could be compared.
-        would_pass: the factor of noise (or 0 for exact) with which the check would have passed.
+        would_pass: the budget with which the check would have passed, as a number of `unit`; infinite if none would.
         count: number of values compared; mismatched: how many of them were beyond an exact budget.
         where: what differs and where, in words.
         traits: of the first tensor that failed.
@@ -63,6 +63,7 @@ class Verdict:
     statement: str
     measurement: Measurement | None = None
     would_pass: float | None = None
+    unit: str = ""
     count: int = 0
     mismatched: int = 0
     where: str = ""

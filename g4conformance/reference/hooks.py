@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.gemma4.modeling_gemma4 import Gemma4ForConditionalGeneration
 
+from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.reference.cache import RecordingCache
 from g4conformance.trace import Recorder
 
@@ -21,14 +22,15 @@ class Listener:
     before this pass. Both are set anew for each forward pass.
     """
 
-    def __init__(self, model: Gemma4ForConditionalGeneration, record: Recorder) -> None:
-        self.model, self.record = model, record
+    def __init__(self, checkpoint: Checkpoint, record: Recorder) -> None:
+        self.model: Gemma4ForConditionalGeneration = checkpoint.model
+        self.rounding, self.record = checkpoint.on_key_value, record
         self.entering = self.leaving = ""
         self.past_len = 0
         self.per_layer_inputs: list[Tensor] = []
 
     def new_cache(self) -> RecordingCache:
-        return RecordingCache(self.model.config.text_config, self._on_cache_update)
+        return RecordingCache(self.model.config.text_config, self._on_cache_update, self.rounding)
 
     def begin(self, entering: str, leaving: str, past_len: int) -> None:
         self.entering, self.leaving, self.past_len = entering, leaving, past_len

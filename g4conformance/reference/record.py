@@ -37,7 +37,7 @@ def record_reference(
         UnsoundReferenceError: logits that are not finite.
     """
     record = Recorder()
-    listener = Listener(checkpoint.model, record)
+    listener = Listener(checkpoint, record)
     _record_inputs(checkpoint, inputs, record)
     cache = listener.new_cache()
     length = inputs["input_ids"].shape[1]

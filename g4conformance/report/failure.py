@@ -56,12 +56,11 @@ def _allowance(verdict: Verdict) -> str:
     assert measurement is not None
     if measurement.allowed_max == 0.0:
         return "allowed: nothing, this is exact"
-    would = (
-        "no budget" if verdict.would_pass in (None, math.inf) else f"{verdict.would_pass:.3g} x the reference's noise"
-    )
+    gain = "" if math.isinf(measurement.allowed_gain) else f", gain off by {measurement.allowed_gain:.3g}"
+    would = "no budget" if verdict.would_pass in (None, math.inf) else f"{verdict.would_pass:.3g} {verdict.unit}"
     return (
-        f"allowed: max |diff| {measurement.allowed_max:.3g}, mean |diff| {measurement.allowed_mean:.3g}, "
-        f"gain off by {measurement.allowed_gain:.3g}; would have passed with {would}"
+        f"allowed: max |diff| {measurement.allowed_max:.3g}, mean |diff| {measurement.allowed_mean:.3g}{gain}; "
+        f"would have passed with {would}"
     )
 
 

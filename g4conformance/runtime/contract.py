@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from PIL import Image
 from torch import Tensor
 
 from g4conformance.runtime.layout import StaticLayout
+
+if TYPE_CHECKING:
+    from g4conformance.quantization.parameters import Quantization
 
 OnTensor = Callable[[str, Tensor], object]
 KeyValue = tuple[Tensor, Tensor]
@@ -139,3 +142,19 @@ class Runtime(Protocol):
         ...
 
     def generate(self, inputs: StaticInputs, max_new_tokens: int) -> Generation: ...
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """Scales and integers of a quantized runtime; a runtime with none is judged in floating point."""
+        ...
+
+    def run_graph(self, name: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """What one graph returns, by itself; asked of quantized runtimes only.
+
+        "vision/patch_embeds", "vision/layer/<i>", "visual_embeds": what enters it, positions [1,N,2]
+        "per_layer_inputs": ids [B,Q], embeddings [B,Q,H]
+        "layer/<i>": hidden [B,Q,H], its per-layer input [B,Q,P] or None, additive mask [B,1,Q,S], cos and sin
+            [B,Q,D], key and value buffers [B,KV,S,D], and the slot of new rows, bool [S], where it stores K/V
+        "head": hidden [B,1,H]; it returns logits [B,vocab] in front of the softcap
+        """
+        ...

@@ -136,42 +136,29 @@ class FusionGraph(nn.Module):
 
 
 class PatchEmbedderGraph(nn.Module):
-    """Patches [1, N, 3 * patch_size ** 2] -> [1, N, Hv]; positions and padding are constants."""
+    """Patches [1, N, 3 * patch_size ** 2] -> [1, N, Hv], given positions [1, N, 2] and which are padding, bool [1, N]."""
 
-    def __init__(self, tower: Gemma4VisionModel, image_position_ids: Tensor) -> None:
+    def __init__(self, tower: Gemma4VisionModel) -> None:
         super().__init__()
         self.patch_embedder = tower.patch_embedder
-        self.position_ids = nn.Buffer(image_position_ids, persistent=False)
-        self.padding = nn.Buffer(_padding_patches(image_position_ids), persistent=False)
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        return self.patch_embedder(pixel_values, self.position_ids, self.padding)
+    def forward(self, pixel_values: Tensor, position_ids: Tensor, padding: Tensor) -> Tensor:
+        return self.patch_embedder(pixel_values, position_ids, padding)
 
 
 class VisionLayerGraph(nn.Module):
-    """One encoder layer, [1, N, Hv] -> [1, N, Hv]; rotary tables and the additive mask are constants."""
+    """One encoder layer, [1, N, Hv] -> [1, N, Hv].
 
-    def __init__(
-        self,
-        layer: Gemma4VisionEncoderLayer,
-        image_position_ids: Tensor,
-        bias: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-    ) -> None:
+    Takes hidden, the positions [1, N, 2], the additive mask [1, 1, N, N], cos and sin [1, N, D]. They are constant for
+    one patch grid, and inputs so that one program serves every grid.
+    """
+
+    def __init__(self, layer: Gemma4VisionEncoderLayer) -> None:
         super().__init__()
         self.layer = layer
-        self.position_ids = nn.Buffer(image_position_ids, persistent=False)
-        self.bias = nn.Buffer(bias, persistent=False)
-        self.cos = nn.Buffer(position_embeddings[0], persistent=False)
-        self.sin = nn.Buffer(position_embeddings[1], persistent=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(
-            hidden,
-            position_embeddings=(self.cos, self.sin),
-            attention_mask=self.bias,
-            position_ids=self.position_ids,
-        )
+    def forward(self, hidden: Tensor, position_ids: Tensor, bias: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self.layer(hidden, position_embeddings=(cos, sin), attention_mask=bias, position_ids=position_ids)
 
 
 class PoolerGraph(nn.Module):
@@ -181,7 +168,7 @@ class PoolerGraph(nn.Module):
         super().__init__()
         self.pooler = tower.pooler
         self.position_ids = nn.Buffer(image_position_ids, persistent=False)
-        self.padding = nn.Buffer(_padding_patches(image_position_ids), persistent=False)
+        self.padding = nn.Buffer(padding_patches(image_position_ids), persistent=False)
         kernel_area = tower.config.pooling_kernel_size**2
         self.output_length = image_position_ids.shape[1] // kernel_area
         self.num_soft_tokens = int((~self.padding).sum()) // kernel_area
@@ -213,5 +200,6 @@ def softcap(logits: Tensor, cap: float | None) -> Tensor:
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-def _padding_patches(image_position_ids: Tensor) -> Tensor:
+def padding_patches(image_position_ids: Tensor) -> Tensor:
+    """Which patches of positions [1, N, 2] are padding: bool [1, N]."""
     return (image_position_ids == -1).all(dim=-1)

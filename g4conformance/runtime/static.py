@@ -27,11 +27,13 @@ from g4conformance.runtime.graphs import (
 )
 from g4conformance.runtime.inputs import grid_position_ids, patch_grid, static_inputs
 from g4conformance.runtime.layout import StaticLayout
+from g4conformance.runtime.lowering import Graph, Lower, as_it_is
 from g4conformance.runtime.masks import attention_mask, mask_bias
 from g4conformance.runtime.vision import StaticVisionTower
 
 if TYPE_CHECKING:
     from g4conformance.checkpoints.checkpoint import Checkpoint
+    from g4conformance.quantization.parameters import Quantization
 
 
 def own_modules(model: Gemma4ForConditionalGeneration) -> Gemma4ForConditionalGeneration:
@@ -58,24 +60,30 @@ class StaticGemma4Runtime:
     K/V, and the CPU side puts them into the cache.
     """
 
-    def __init__(self, checkpoint: Checkpoint, layout: StaticLayout) -> None:
-        self._build(checkpoint, own_modules(checkpoint.model), layout)
+    def __init__(self, checkpoint: Checkpoint, layout: StaticLayout, lower: Lower = as_it_is) -> None:
+        self._build(checkpoint, own_modules(checkpoint.model), layout, lower)
         self._runtimes = {layout: self}
 
-    def _build(self, checkpoint: Checkpoint, model: Gemma4ForConditionalGeneration, layout: StaticLayout) -> None:
+    def _build(
+        self, checkpoint: Checkpoint, model: Gemma4ForConditionalGeneration, layout: StaticLayout, lower: Lower
+    ) -> None:
         if layout.batch_size != 1:
             raise LayoutError("batch_size=1", f"batch_size={layout.batch_size}", "Run prompts one after the other.")
-        self.checkpoint, self.model, self.layout = checkpoint, model, layout
+        self.checkpoint, self.model, self.layout, self.lower = checkpoint, model, layout, lower
         self.on_tensor: OnTensor | None = None
         self.facts = checkpoint.facts
         self.specs = layer_specs(checkpoint.text_config)
         text_model = model.model.language_model
-        self.embedding = TokenEmbeddingGraph(text_model)
-        self.per_layer_inputs = PerLayerInputsGraph(text_model) if self.facts.has_per_layer_inputs else None
-        self.layers = [_layer_graph(text_model.layers[spec.index], spec) for spec in self.specs]
+        self.embedding = lower("embedding", TokenEmbeddingGraph(text_model))
+        self.per_layer_inputs: Graph | None = None
+        if self.facts.has_per_layer_inputs:
+            self.per_layer_inputs = lower("per_layer_inputs", PerLayerInputsGraph(text_model))
+        self.layers = [
+            lower(f"layer/{spec.index}", _layer_graph(text_model.layers[spec.index], spec)) for spec in self.specs
+        ]
         self.rotary = text_model.rotary_emb
-        self.head = HeadGraph(model)
-        self.fusion = FusionGraph(layout)
+        self.head = lower("head", HeadGraph(model))
+        self.fusion = lower(f"fusion/{layout.visual_start_idx}-{layout.visual_end_idx}", FusionGraph(layout))
         self.vision: StaticVisionTower | None = None
         self.cache = StaticCache(
             allocate_cache(self.specs, layout.batch_size, layout.max_seq, checkpoint.dtype, checkpoint.device)
@@ -89,7 +97,7 @@ class StaticGemma4Runtime:
         """The runtime of `layout`, built once; weights and modules are shared by all of them."""
         if layout not in self._runtimes:
             sibling = object.__new__(type(self))
-            sibling._build(self.checkpoint, self.model, layout)
+            sibling._build(self.checkpoint, self.model, layout, self.lower)
             sibling._runtimes = self._runtimes
             self._runtimes[layout] = sibling
         return self._runtimes[layout]
@@ -140,15 +148,19 @@ class StaticGemma4Runtime:
         Raises:
             LayoutError: the image has another patch grid.
         """
+        tower = self._tower_for(image_position_ids)
+        return self._emit("visual_embeds", tower(pixel_values, image_position_ids, self._emit))
+
+    def _tower_for(self, image_position_ids: Tensor) -> StaticVisionTower:
         if self.vision is None:
             self.vision = self._vision_tower(image_position_ids)
-        return self._emit("visual_embeds", self.vision(pixel_values, image_position_ids, self._emit))
+        return self.vision
 
     def _vision_tower(self, image_position_ids: Tensor) -> StaticVisionTower:
         """Graphs for the layout's patch grid, or for this image's where the layout leaves it open."""
         grid = self.layout.patch_grid or patch_grid(image_position_ids)
         constants = grid_position_ids(grid, image_position_ids.shape[1]).to(image_position_ids.device)
-        return StaticVisionTower(self.model.model, constants, self.checkpoint.dtype)
+        return StaticVisionTower(self.model.model, constants, self.checkpoint.dtype, self.lower)
 
     def mm_fusion(self, text_embeds: Tensor, visual_embeds: Tensor) -> Tensor:
         """[B, S, H], [V, H] -> [B, S, H], with the soft tokens in the layout's slot.
@@ -268,7 +280,7 @@ class StaticGemma4Runtime:
     def _layer(
         self,
         spec: LayerSpec,
-        graph: nn.Module,
+        graph: Graph,
         hidden: Tensor,
         per_layer_input: Tensor | None,
         attention: tuple[Tensor, Tensor, Tensor],
@@ -330,6 +342,26 @@ class StaticGemma4Runtime:
             if stop is not None:
                 return Generation(tuple(prompt + new), stop)
             logits = self.decode_one(token)
+
+    # --- graphs by themselves ---------------------------------------------------------------------------------------
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """Scales and integers of the graphs as they are now; None where they are in floating point."""
+        read = getattr(self.lower, "quantization", None)
+        return None if read is None else read(self.model)
+
+    def run_graph(self, name: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """What one graph returns, by itself; see the contract for its inputs."""
+        if name.startswith("vis"):
+            pixels_or_hidden, image_position_ids = inputs
+            assert pixels_or_hidden is not None and image_position_ids is not None
+            found = self._tower_for(image_position_ids).run_graph(name, pixels_or_hidden)
+        elif name.startswith("layer/"):
+            found = self.layers[int(name.removeprefix("layer/"))](*inputs)
+        else:
+            found = {"head": self.head, "per_layer_inputs": self.per_layer_inputs}[name](*inputs)
+        return found if isinstance(found, tuple) else (found,)
 
     # --- observation ------------------------------------------------------------------------------------------------
 

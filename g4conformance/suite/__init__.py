@@ -11,6 +11,7 @@ from g4conformance.suite.test_generation import test_generation
 from g4conformance.suite.test_masks_and_rope import test_masks_and_rope
 from g4conformance.suite.test_mm_fusion import test_mm_fusion
 from g4conformance.suite.test_prefill import test_prefill
+from g4conformance.suite.test_quantization import test_quantization
 from g4conformance.suite.test_self_consistency import test_self_consistency
 from g4conformance.suite.test_token_embedding import test_token_embedding
 from g4conformance.suite.test_vision_prefill import test_vision_prefill
@@ -28,4 +29,5 @@ __all__ = [
     "test_decode",
     "test_generation",
     "test_self_consistency",
+    "test_quantization",
 ]

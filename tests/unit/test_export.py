@@ -121,14 +121,25 @@ def fusion(start: int) -> Callable[[Bench], Exportable]:
 
 
 def patch_embedder(bench: Bench) -> Exportable:
-    graph = bench.vision.patch_embedder
-    return of_floats(graph, (1, bench.patches, graph.patch_embedder.input_proj.in_features))
+    graph, tower = bench.vision.patch_embedder, bench.vision
+    shape = (1, bench.patches, graph.patch_embedder.input_proj.in_features)
+    return with_constants(of_floats(graph, shape), (tower.position_ids, tower.padding))
 
 
-def on_patches(graph: Callable[[Bench], nn.Module]) -> Callable[[Bench], Exportable]:
-    return lambda bench: of_floats(
-        graph(bench), (1, bench.patches, bench.runtime.model.config.vision_config.hidden_size)
-    )
+def vision_layer(bench: Bench) -> Exportable:
+    tower = bench.vision
+    floats = of_floats(tower.layers[1], (1, bench.patches, bench.runtime.model.config.vision_config.hidden_size))
+    return with_constants(floats, (tower.position_ids, tower.bias, tower.cos, tower.sin))
+
+
+def with_constants(exportable: Exportable, constants: Inputs) -> Exportable:
+    """The same with inputs of the patch grid behind the one that varies."""
+    others = tuple((*inputs, *constants) for inputs in exportable.others)
+    return Exportable(exportable.graph, (*exportable.example, *constants), others)
+
+
+def pooler(bench: Bench) -> Exportable:
+    return of_floats(bench.vision.pooler, (1, bench.patches, bench.runtime.model.config.vision_config.hidden_size))
 
 
 def vision_embedder(bench: Bench) -> Exportable:
@@ -158,8 +169,8 @@ GRAPHS: dict[str, Callable[[Bench], Exportable]] = {
     "fusion in the middle": fusion(11),
     "fusion at the end": fusion(MAX_SEQ - 9),
     "patch embedder": patch_embedder,
-    "vision layer": on_patches(lambda bench: bench.vision.layers[1]),
-    "pooler": on_patches(lambda bench: bench.vision.pooler),
+    "vision layer": vision_layer,
+    "pooler": pooler,
     "vision embedder": vision_embedder,
 }
 

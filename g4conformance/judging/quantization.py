@@ -1,0 +1,91 @@
+"""What a quantized runtime's scales and integers are, and what they should be, as tensors of a trace.
+
+quantization/weight_error/<module> [out]    the channel's largest |dequantized - float|, in the float weight's steps
+quantization/bits/<module> [3]              largest |integer| of the weight, levels - 1 of its input and of its output
+quantization/range/<module>/input|output [2], quantization/range/<trace name> [2]    both ends of the grid
+quantization/unequal_pairs [graphs]         dequantize ops that do not undo their quantize op
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from g4conformance.quantization.parameters import (
+    ActivationQuantization,
+    Quantization,
+    WeightQuantization,
+    quantizable,
+)
+from g4conformance.quantization.schemes import Scheme
+from g4conformance.reference.ranges import Range
+
+_PREFIX = "quantization/"
+
+
+def observed_quantization(quantization: Quantization, model: nn.Module) -> dict[str, Tensor]:
+    """What the runtime has; `model` is the float model, whose weights its integers stand for."""
+    found = {}
+    for path, linear in quantization.linears.items():
+        weight = model.get_submodule(path).weight
+        found[f"{_PREFIX}weight_error/{path}"] = _weight_error(weight, linear.weight, quantization.scheme)
+        largest = int(linear.weight.integers.abs().amax())
+        found[f"{_PREFIX}bits/{path}"] = torch.tensor([largest, _levels(linear.input), _levels(linear.output)])
+    for point, activation in _activations(quantization).items():
+        found[f"{_PREFIX}range/{point}"] = _ends(activation)
+    found[f"{_PREFIX}unequal_pairs"] = torch.tensor([g.unequal_pairs for g in quantization.graphs.values()])
+    return found
+
+
+def expected_quantization(scheme: Scheme, model: nn.Module, ranges: Mapping[str, Range]) -> dict[str, Tensor]:
+    """What a runtime of this scheme should have.
+
+    Args:
+        ranges: of the float model's activations on the calibration cases, by point: `<module>/input`, `<trace name>`.
+    """
+    bits = scheme.activation_bits
+    levels = 0 if bits is None else 2**bits - 1
+    found = {}
+    for path, module in quantizable(model):
+        found[f"{_PREFIX}weight_error/{path}"] = torch.zeros(module.out_features)
+        output = 0 if path == "lm_head" else levels  # the head's own output is what its graph returns
+        found[f"{_PREFIX}bits/{path}"] = torch.tensor([scheme.weight_max, levels, output])
+    if bits is not None:
+        found |= {f"{_PREFIX}range/{point}": _grid_of(range_) for point, range_ in ranges.items()}
+    return found
+
+
+def _weight_error(weight: Tensor, quantized: WeightQuantization, scheme: Scheme) -> Tensor:
+    """In float64, channel by channel: a copy of a whole embedding table in float64 would be eight times its size."""
+    steps = weight.abs().amax(dim=1).double() / scheme.weight_max
+    errors = [
+        (row.double() - integers.double() * scale).abs().amax()
+        for row, integers, scale in zip(weight, quantized.integers, quantized.scale.double(), strict=True)
+    ]
+    return torch.stack(errors) / steps.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _levels(activation: ActivationQuantization | None) -> int:
+    return 0 if activation is None else activation.quant_max - activation.quant_min
+
+
+def _activations(quantization: Quantization) -> dict[str, ActivationQuantization]:
+    points = dict(quantization.outputs)
+    for path, linear in quantization.linears.items():
+        for part, activation in (("input", linear.input), ("output", linear.output)):
+            if activation is not None:
+                points[f"{path}/{part}"] = activation
+    return points
+
+
+def _ends(activation: ActivationQuantization) -> Tensor:
+    """The smallest and the largest value of the grid, float64 [2]."""
+    integers = torch.tensor([activation.quant_min, activation.quant_max], dtype=torch.float64)
+    return (integers - activation.zero_point) * activation.scale
+
+
+def _grid_of(range_: Range) -> Tensor:
+    """The ends of a grid for values of this range: zero is always on it."""
+    return torch.tensor([min(range_.low, 0.0), max(range_.high, 0.0)], dtype=torch.float64)

@@ -1,0 +1,56 @@
+"""What it takes to judge a quantized runtime: a reference that rounds as its graphs do, beside the float one."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from torch import Tensor
+
+from g4conformance.checkpoints.checkpoint import Checkpoint
+from g4conformance.expected import greedy_tokens, logits_names
+from g4conformance.judging.quantization import expected_quantization, observed_quantization
+from g4conformance.prompts import ResolvedCase
+from g4conformance.quantization.calibration import calibration_cases, record_calibration
+from g4conformance.quantization.parameters import Quantization
+from g4conformance.quantization.reference import fake_quantized
+from g4conformance.reference.record import record_reference
+from g4conformance.runtime.contract import Runtime
+from g4conformance.trace import Trace
+
+
+class QuantizedJudging:
+    """Both references of a quantized runtime.
+
+    Attributes:
+        reference: the Hugging Face model, fake-quantized with the runtime's scales and integers; it judges the
+            implementation.
+        steps: the distance of two neighbouring values of what each graph returns, by kind of trace name.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, quantization: Quantization) -> None:
+        self.checkpoint, self.scheme = checkpoint, quantization.scheme
+        self.reference = fake_quantized(checkpoint, quantization)
+        self.steps = {name: output.scale for name, output in quantization.outputs.items()}
+
+    def record(self, case: ResolvedCase) -> Trace:
+        """The fake-quantized reference's trace, and the float model's logits behind the same tokens as `float/...`.
+
+        On the case with which questions about the whole runtime are asked, also what its scales and integers should be.
+        """
+        inputs, steps, name = case.request.inputs, case.reference_steps, case.case.name
+        trace = record_reference(self.reference, inputs, steps, name, case.digest)
+        tokens = greedy_tokens(trace)[:steps]
+        floating = record_reference(self.checkpoint, inputs, steps, name, case.digest, tokens)
+        tensors: dict[str, Tensor] = dict(trace)
+        tensors |= {f"float/{logits}": floating[logits] for logits in logits_names(floating)}
+        return Trace(tensors | (self._expected if case.first else {}), trace.provenance)
+
+    @cached_property
+    def _expected(self) -> dict[str, Tensor]:
+        ranges = record_calibration(self.checkpoint, calibration_cases(self.checkpoint)).ranges
+        return expected_quantization(self.scheme, self.checkpoint.model, ranges)
+
+    def observed(self, runtime: Runtime) -> dict[str, Tensor]:
+        """What the runtime's scales and integers are now."""
+        quantization = runtime.quantization
+        return {} if quantization is None else observed_quantization(quantization, self.checkpoint.model)

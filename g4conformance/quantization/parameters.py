@@ -1,0 +1,188 @@
+"""The scales and integers of quantized graphs, read from their programs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from g4conformance.quantization.schemes import Scheme
+
+QUANTIZE = torch.ops.quantized_decomposed.quantize_per_tensor.default
+DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+DEQUANTIZE_CHANNELS = torch.ops.quantized_decomposed.dequantize_per_channel.default
+
+
+@dataclass(frozen=True)
+class ActivationQuantization:
+    """How one tensor is quantized: q = clamp(round(x / scale) + zero_point), x' = (q - zero_point) * scale.
+
+    The formula is that of `torch.ops.quantized_decomposed.quantize_per_tensor`, which multiplies with 1 / scale.
+    """
+
+    scale: float
+    zero_point: int
+    quant_min: int
+    quant_max: int
+
+    def fake_quantized(self, values: Tensor) -> Tensor:
+        """`values` on the grid, in their own dtype; computed in float32."""
+        q = torch.round(values.float() * (1.0 / self.scale)) + self.zero_point
+        return ((q.clamp(self.quant_min, self.quant_max) - self.zero_point) * self.scale).to(values.dtype)
+
+
+@dataclass(frozen=True)
+class WeightQuantization:
+    """Integers [out, in] and a scale for each output channel, [out]."""
+
+    integers: Tensor
+    scale: Tensor
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The weight that a linear op computes with: [out, in]."""
+        return (self.integers.float() * self.scale.float()[:, None]).to(dtype)
+
+
+@dataclass(frozen=True)
+class LinearQuantization:
+    """What surrounds one linear op; None where a value stays in floating point."""
+
+    weight: WeightQuantization
+    input: ActivationQuantization | None
+    output: ActivationQuantization | None
+
+
+@dataclass(frozen=True)
+class GraphQuantization:
+    """What is quantized in one graph.
+
+    Attributes:
+        linears: by the path of the module in the Hugging Face model; a linear op whose weight is no integer is missing.
+        outputs: of each tensor that the graph returns.
+        linear_ops, quantize_ops, dequantize_ops: how many the program has.
+        unequal_pairs: dequantize ops that do not undo their quantize op: other scale, zero point or bounds.
+    """
+
+    linears: Mapping[str, LinearQuantization]
+    outputs: tuple[ActivationQuantization | None, ...]
+    linear_ops: int
+    quantize_ops: int
+    dequantize_ops: int
+    unequal_pairs: int
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """All that a quantized runtime's graphs hold, by the graph's name."""
+
+    scheme: Scheme
+    graphs: Mapping[str, GraphQuantization]
+
+    @property
+    def linears(self) -> dict[str, LinearQuantization]:
+        """Every quantized linear op by the path of its module."""
+        return {path: linear for graph in self.graphs.values() for path, linear in graph.linears.items()}
+
+    @property
+    def outputs(self) -> dict[str, ActivationQuantization]:
+        """How each returned tensor is quantized, by its trace name without prefill or decode step."""
+        found = {}
+        for name, graph in self.graphs.items():
+            for output, quantization in zip(output_names(name), graph.outputs, strict=False):
+                if quantization is not None:
+                    found[output] = quantization
+        return found
+
+    @property
+    def digest(self) -> str:
+        """Of every scale and zero point, and so of everything but the weights, which the checkpoint's digest covers."""
+        lines = [f"{path} {linear.input} {linear.output}" for path, linear in sorted(self.linears.items())]
+        lines += [f"{name} {output}" for name, output in sorted(self.outputs.items())]
+        weights = [linear.weight.scale.double().sum().item() for _, linear in sorted(self.linears.items())]
+        return hashlib.sha256("\n".join([*lines, repr(weights)]).encode()).hexdigest()
+
+
+def output_names(graph: str) -> tuple[str, ...]:
+    """Trace names, without prefill or decode step, of what the graph of this name returns."""
+    if graph.startswith("layer/"):
+        return f"{graph}/hidden", f"{graph}/key", f"{graph}/value"
+    if graph.startswith("vision/layer/"):
+        return (f"{graph}/hidden",)
+    return ("logits",) if graph == "head" else (graph,)
+
+
+def quantizable(model: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """Every linear op of the decoder, the head and the vision tower, with its path; audio is no part of the runtime."""
+    return [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and "audio" not in path
+    ]
+
+
+def read_graph(program: GraphModule, path_of: Callable[[str], str]) -> GraphQuantization:
+    """What is quantized in a converted program.
+
+    Args:
+        path_of: from the path of a submodule in the exported graph to its path in the Hugging Face model.
+    """
+    nodes = list(program.graph.nodes)
+    linear_nodes = [node for node in nodes if node.target is torch.ops.aten.linear.default]
+    returned = next(node for node in nodes if node.op == "output").args[0]
+    linears = {path_of(_module_path(node)): _linear(program, node) for node in linear_nodes}
+    return GraphQuantization(
+        linears={path: linear for path, linear in linears.items() if linear is not None},
+        outputs=tuple(_quantization_of(node) for node in returned),
+        linear_ops=len(linear_nodes),
+        quantize_ops=sum(node.target is QUANTIZE for node in nodes),
+        dequantize_ops=sum(node.target in (DEQUANTIZE, DEQUANTIZE_CHANNELS) for node in nodes),
+        unequal_pairs=sum(_is_unequal(node) for node in nodes),
+    )
+
+
+def _linear(program: GraphModule, node: Node) -> LinearQuantization | None:
+    activation, weight = node.args[0], node.args[1]
+    if not isinstance(weight, Node) or weight.target is not DEQUANTIZE_CHANNELS:
+        return None
+    integers, scale = (_constant(program, argument) for argument in weight.args[:2])
+    if integers.dtype.is_floating_point:
+        return None
+    quantizers = [user for user in node.users if user.target is QUANTIZE]
+    return LinearQuantization(
+        weight=WeightQuantization(integers, scale),
+        input=_quantization_of(activation),
+        output=_activation(quantizers[0]) if quantizers else None,
+    )
+
+
+def _quantization_of(value: Any) -> ActivationQuantization | None:
+    """How a node's value was quantized before it was dequantized by the node."""
+    return _activation(value) if isinstance(value, Node) and value.target is DEQUANTIZE else None
+
+
+def _activation(node: Node) -> ActivationQuantization:
+    scale, zero_point, quant_min, quant_max = node.args[1:5]
+    return ActivationQuantization(float(scale), int(zero_point), int(quant_min), int(quant_max))
+
+
+def _is_unequal(node: Node) -> bool:
+    if node.target is not DEQUANTIZE:
+        return False
+    source = node.args[0]
+    return not (isinstance(source, Node) and source.target is QUANTIZE and source.args[1:] == node.args[1:])
+
+
+def _constant(program: GraphModule, node: Any) -> Tensor:
+    tensor: Tensor = getattr(program, node.target)
+    return tensor
+
+
+def _module_path(node: Node) -> str:
+    """The path of the module that called the op, in the exported graph."""
+    path, _ = list(node.meta["nn_module_stack"].values())[-1]
+    return str(path)

@@ -1,0 +1,38 @@
+"""The runtime that the package ships, as the options of a run ask for it: its scheme and its executor."""
+
+from __future__ import annotations
+
+from g4conformance.checkpoints.checkpoint import Checkpoint
+from g4conformance.quantization.calibration import Calibration, calibrate, calibration_cases, record_calibration
+from g4conformance.quantization.graphs import QuantizedGraphs
+from g4conformance.quantization.schemes import NONE, scheme_of
+from g4conformance.runtime.layout import StaticLayout
+from g4conformance.runtime.lowering import Execute, executed_by, run_eagerly
+from g4conformance.runtime.static import StaticGemma4Runtime
+
+
+def shipped_runtime(
+    checkpoint: Checkpoint,
+    max_seq: int,
+    quant: str = NONE,
+    execute: Execute = run_eagerly,
+    calibration: Calibration | None = None,
+) -> StaticGemma4Runtime:
+    """The static runtime, quantized to the scheme `quant`, its graphs run by `execute`.
+
+    Args:
+        calibration: what `record_calibration` said of this checkpoint; recorded anew if not given.
+
+    Raises:
+        ConformanceError: there is no such scheme.
+    """
+    layout = StaticLayout(max_seq)
+    if quant == NONE:
+        if execute is run_eagerly:
+            return StaticGemma4Runtime(checkpoint, layout)
+        return StaticGemma4Runtime(checkpoint, layout, executed_by(execute))
+    graphs = QuantizedGraphs(scheme_of(quant), execute)
+    runtime = StaticGemma4Runtime(checkpoint, layout, graphs)
+    calibrate(runtime, calibration or record_calibration(checkpoint, calibration_cases(checkpoint)))
+    graphs.convert()
+    return runtime
