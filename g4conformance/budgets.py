@@ -33,7 +33,6 @@ class Budget:
     Attributes:
         factor: how many times the reference's own rounding noise.
         gain_factor: the factor for gains.
-        fraction: of a tensor's elements that may be one quantization step off.
         quality: what a scheme may lose, in the unit of the check; every such loss is 0 at best.
         evidence: what was measured to arrive at these numbers.
     """
@@ -42,7 +41,6 @@ class Budget:
     evidence: str
     factor: float = 0.0
     gain_factor: float = 0.0
-    fraction: float = 0.0
     quality: float = 0.0
 
     def limit(self, noise: Noise, tensor: str, found: Difference, step: float = 0.0) -> Limit:
@@ -58,7 +56,7 @@ class Budget:
         largest = self.factor * noise.allowed_largest(tensor, found.base_max_abs)
         mean = self.factor * noise.allowed_mean(tensor, found.base_mean_abs)
         if self.kind is BudgetKind.STEP:
-            return Limit(step + largest, self.fraction * step + mean, math.inf)
+            return Limit(step + largest, math.inf, math.inf)
         return Limit(largest, mean, self.gain_factor * noise.allowed_gain(tensor, max(found.count, 1)))
 
     def would_pass(self, ratio: float) -> float:
@@ -89,7 +87,7 @@ def budget_of(check: Check, dtype: str, scheme: str = "none") -> Budget:
         return Budget(check.budget, evidence, quality=float(entry.get(dtype, entry.get("limit"))))
     factor = rounding_factor(check.id, dtype, scheme)
     if check.budget is BudgetKind.STEP:
-        return Budget(check.budget, evidence, factor, fraction=float(entry["fraction"]))
+        return Budget(check.budget, evidence, factor)
     return Budget(check.budget, evidence, factor, factor * float(_entries()["gain_tail"][dtype]))
 
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from g4conformance import __version__
-from g4conformance.plugin import add_options, non_negative, positive
+from g4conformance.plugin import SCHEMES, add_options, non_negative, positive
 from g4conformance.report.progress import progress_bar
 
 
@@ -32,16 +32,42 @@ def main(argv: list[str] | None = None) -> int:
     add_faults_options(commands.add_parser("faults", help="plant known faults and show that the suite sees each"))
     fuzz = commands.add_parser("fuzz", help="judge the shipped runtime on random configs and cases")
     add_fuzz_options(fuzz)
+    add_describe_options(commands.add_parser("describe", help="say what each quantization scheme covers"))
     commands.add_parser("checks", help="list every check with its statement")
     commands.add_parser("cases", help="list the bundled cases and what they exercise")
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     if args.command == "verify":
         return run_verify(argv[argv.index("verify") + 1 :])
-    if args.command in ("faults", "fuzz"):
-        return told(run_faults_command if args.command == "faults" else run_fuzz, args)
+    guarded = {"faults": run_faults_command, "fuzz": run_fuzz, "describe": run_describe}
+    if args.command in guarded:
+        return told(guarded[args.command], args)
     for line in check_lines() if args.command == "checks" else case_lines():
         print(line)
+    return 0
+
+
+def add_describe_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `describe`: whose graphs to count in."""
+    quantized = [scheme for scheme in SCHEMES if scheme != "none"]
+    parser.add_argument(
+        "--quant", choices=quantized, help="also quantize a checkpoint and count what its graphs really hold"
+    )
+    parser.add_argument("--model", metavar="PATH_OR_ID", help="with --quant: which (default: the bundled tiny one)")
+
+
+def run_describe(args: argparse.Namespace) -> int:
+    """Prints schemes and coverage, and what the graphs of one scheme hold."""
+    from g4conformance.errors import ConformanceError
+    from g4conformance.report.describe import counted, description
+
+    if args.model is not None and args.quant is None:
+        raise ConformanceError("--quant together with --model", "--model alone", "Name a scheme, or leave it out.")
+    print(description())
+    if args.quant is not None:
+        from g4conformance.shipped import load_quantization
+
+        print("\n" + counted(load_quantization(args.model, args.quant)))
     return 0
 
 

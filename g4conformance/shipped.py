@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from g4conformance.checkpoints.checkpoint import Checkpoint
+from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_checkpoint
+from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.quantization.calibration import Calibration, calibrate, calibration_cases, record_calibration
 from g4conformance.quantization.graphs import QuantizedGraphs
+from g4conformance.quantization.parameters import Quantization
 from g4conformance.quantization.schemes import NONE, scheme_of
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.lowering import Execute, executed_by, run_eagerly
@@ -36,3 +38,15 @@ def shipped_runtime(
     calibrate(runtime, calibration or record_calibration(checkpoint, calibration_cases(checkpoint)))
     graphs.convert()
     return runtime
+
+
+def load_quantization(model: str | None, quant: str) -> Quantization:
+    """The scales and integers of the graphs of a checkpoint, the bundled one by default, in float32.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`.
+    """
+    checkpoint = load_checkpoint(model or bundled_checkpoint(), LoadOptions())
+    quantization = shipped_runtime(checkpoint, checkpoint.facts.default_max_seq, quant).quantization
+    assert quantization is not None
+    return quantization

@@ -1,4 +1,4 @@
-"""The vocabulary: the eight stages in the order in which a runtime passes through them, and two more groups of checks."""
+"""The vocabulary: the eight stages in the order in which a runtime passes through them, and two groups behind them."""
 
 from __future__ import annotations
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from g4conformance.metrics import Difference, difference
-
-if TYPE_CHECKING:
-    from g4conformance.checks.run import CaseRun
 
 
 @dataclass(frozen=True)
@@ -44,27 +40,6 @@ def compare(tensor: str, expected: Tensor, actual: Tensor) -> Comparison:
         kinds = f"{tensor}.dtype={actual.dtype}, but should be {expected.dtype}"
         return Comparison(tensor, None, expected, actual, kinds)
     return Comparison(tensor, difference(expected, actual), expected, actual)
-
-
-def alone(run: CaseRun, entering: str, leaving: str, rows: int) -> list[Comparison]:
-    """What each decoder graph returned by itself against the reference, at the first `rows` rows.
-
-    Args:
-        entering, leaving: trace prefixes of what enters the decoder and of what comes out of it.
-    """
-    found = []
-    if run.facts.has_per_layer_inputs:
-        observed = run.observed(f"{leaving}alone/per_layer_inputs")[:, :rows]
-        found.append(compare(f"{entering}per_layer_inputs", run.reference[f"{entering}per_layer_inputs"], observed))
-    for i in range(len(run.facts.layer_types)):
-        for part in ("key", "value", "hidden") if i in run.facts.storing_layers else ("hidden",):
-            name = f"layer/{i}/{part}"
-            observed = run.observed(f"{leaving}alone/{name}")
-            observed = observed[:, :rows] if part == "hidden" else observed[:, :, :rows]
-            found.append(compare(leaving + name, run.reference[leaving + name], observed))
-    raw, cap = run.observed(f"{leaving}alone/raw_logits"), run.facts.final_logit_softcapping
-    capped = raw if cap is None else torch.tanh(raw / cap) * cap
-    return [*found, compare(f"{leaving}logits", run.reference[f"{leaving}logits"], capped)]
 
 
 def holds(tensor: str, true_where_right: Tensor, detail: str) -> Comparison:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from g4conformance.checks.compare import Comparison, alone, compare
+from g4conformance.checks.alone import moved, of_decode_steps
+from g4conformance.checks.compare import Comparison, compare
 from g4conformance.checks.masks_and_rope import explain_mask, fill_comparison
 from g4conformance.checks.registry import Needs, check
 from g4conformance.checks.run import CaseRun, Mode
@@ -95,12 +96,20 @@ def cache_grows_by_one_row(run: CaseRun) -> list[Comparison]:
 
 @check("G4-DECODE-11", stage=_STAGE, budget="step", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
 def graphs_alone(run: CaseRun) -> list[Comparison]:
-    """At the first and the last step, each quantized graph, fed with what enters the reference's, returns the same.
+    """Each quantized graph, fed with what enters the reference's, returns the same up to one quantization step.
 
-    Up to one quantization step. The steps between run the same programs.
+    Asked at the first and the last decode step.
     """
-    prefixes = dict.fromkeys([*run.decode_prefixes[:1], *run.decode_prefixes[-1:]])
-    return [comparison for prefix in prefixes for comparison in alone(run, prefix, prefix, rows=1)]
+    return of_decode_steps(run)
+
+
+@check("G4-DECODE-12", stage=_STAGE, budget="quality", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
+def few_elements_move(run: CaseRun) -> Comparison:
+    """Of all that the quantized graphs return by themselves, few elements are not the reference's value.
+
+    Asked at the first and the last decode step.
+    """
+    return moved(run, of_decode_steps(run))
 
 
 def _compare_all(run: CaseRun, names: list[str]) -> list[Comparison]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from g4conformance.checks.compare import Comparison, alone, compare
+from g4conformance.checks.alone import moved, of_decoder
+from g4conformance.checks.compare import Comparison, compare
 from g4conformance.checks.registry import Needs, check
 from g4conformance.checks.run import CaseRun, Mode
 from g4conformance.stages import Stage
@@ -68,4 +69,10 @@ def cache_beyond_the_prompt_is_untouched(run: CaseRun) -> list[Comparison]:
 @check("G4-PREFILL-07", stage=_STAGE, budget="step", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
 def graphs_alone(run: CaseRun) -> list[Comparison]:
     """Each quantized graph, fed with what enters the reference's, returns the same up to one quantization step."""
-    return alone(run, "", "prefill/", rows=run.valid_length)
+    return of_decoder(run, "", "prefill/", rows=run.valid_length)
+
+
+@check("G4-PREFILL-08", stage=_STAGE, budget="quality", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
+def few_elements_move(run: CaseRun) -> Comparison:
+    """Of all that the quantized graphs return by themselves, few elements are not the reference's value."""
+    return moved(run, of_decoder(run, "", "prefill/", rows=run.valid_length))

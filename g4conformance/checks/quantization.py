@@ -6,6 +6,8 @@ decode step that the runtime's own generation made. A loss is 0 at best.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
@@ -17,14 +19,14 @@ from g4conformance.metrics import peir
 from g4conformance.stages import Stage
 
 _STAGE = Stage.QUANTIZATION
-_ONCE = {"stage": _STAGE, "needs": Needs.QUANTIZED_ONCE, "modes": (Mode.ISOLATED,)}
-_LOSS = {"stage": _STAGE, "needs": Needs.QUANTIZED, "modes": (Mode.ACCUMULATED,), "budget": "quality"}
+_once = partial(check, stage=_STAGE, needs=Needs.QUANTIZED_ONCE, modes=(Mode.ISOLATED,))
+_loss_of = partial(check, stage=_STAGE, needs=Needs.QUANTIZED, modes=(Mode.ACCUMULATED,), budget="quality")
 # Rounding to nearest moves a weight by half a step; the scale's own rounding in float32 adds a little.
 _HALF_STEP = 0.5 + 1e-3
 _TOP = 5
 
 
-@check("G4-QUANT-01", budget="exact", **_ONCE)
+@_once("G4-QUANT-01", budget="exact")
 def weights(run: CaseRun) -> list[Comparison]:
     """In every channel of every linear op, no dequantized weight is further than half a step from the float weight.
 
@@ -37,71 +39,74 @@ def weights(run: CaseRun) -> list[Comparison]:
     ]
 
 
-@check("G4-QUANT-02", budget="quality", **_ONCE)
-def activation_ranges(run: CaseRun) -> list[Comparison]:
-    """Every activation's scale and zero point span what the float model has there on the calibration cases.
+@_once("G4-QUANT-02", budget="quality")
+def activation_grids(run: CaseRun) -> list[Comparison]:
+    """Every activation's grid has the step, and begins where, the float model's range on the calibration cases says.
 
-    Measured in units of the range: how far both ends of the grid are from the ends of the range, zero included.
+    Measured as fractions: how far the step is off, and how far, beyond the half step that rounding the zero point
+    takes, the low end of the grid is off, in units of the range (zero included).
     """
     found = []
-    for name in _expected(run, "quantization/range/"):
-        low, high = run.reference[name]
-        ends = (run.observed(name) - run.reference[name]) / (high - low).clamp(min=1e-30)
-        found.append(compare(name, torch.zeros_like(ends), ends))
+    for name in _expected(run, "quantization/grid/"):
+        low, high, step = run.reference[name]
+        own_low, _, own_step = run.observed(name)
+        shift = ((own_low - low).abs() - step / 2).clamp(min=0.0)
+        off = torch.stack([(own_step - step).abs() / step, shift / (high - low)])
+        found.append(compare(name, torch.zeros_like(off), off))
     return found
 
 
-@check("G4-QUANT-03", budget="exact", **_ONCE)
+@_once("G4-QUANT-03", budget="exact")
 def dequantize_undoes_quantize(run: CaseRun) -> Comparison:
     """Every dequantize op has the scale, zero point and bounds of the quantize op that it follows: [graphs]."""
     name = "quantization/unequal_pairs"
     return compare(name, torch.zeros_like(run.observed(name)), run.observed(name))
 
 
-@check("G4-QUANT-04", budget="exact", **_ONCE)
+@_once("G4-QUANT-04", budget="exact")
 def integers(run: CaseRun) -> list[Comparison]:
     """Every linear op that the scheme covers has integer weights and activations of the scheme's bits."""
     return [compare(name, run.reference[name], run.observed(name)) for name in _expected(run, "quantization/bits/")]
 
 
-@check("G4-QUANT-05", **_LOSS)
+@_loss_of("G4-QUANT-05")
 def logits_peir(run: CaseRun) -> Comparison:
     """The greatest error of the logits is small against their interval (PEIR), over all compared positions."""
     floating, own = _logits(run)
     return _loss("PEIR", torch.tensor([peir(floating, own)]))
 
 
-@check("G4-QUANT-06", **_LOSS)
+@_loss_of("G4-QUANT-06")
 def mean_divergence(run: CaseRun) -> Comparison:
     """The mean Kullback-Leibler divergence of the next-token distributions is small, in nats."""
     return _loss("KL mean", _divergences(run).mean()[None])
 
 
-@check("G4-QUANT-07", **_LOSS)
+@_loss_of("G4-QUANT-07")
 def high_divergence(run: CaseRun) -> Comparison:
     """The 99 % quantile of the Kullback-Leibler divergences of the compared positions is small, in nats."""
     return _loss("KL q99", _divergences(run).quantile(0.99)[None])
 
 
-@check("G4-QUANT-08", **_LOSS)
+@_loss_of("G4-QUANT-08")
 def greatest_divergence(run: CaseRun) -> Comparison:
     """The greatest Kullback-Leibler divergence of the compared positions is small, in nats."""
     return _loss("KL max", _divergences(run).max()[None])
 
 
-@check("G4-QUANT-09", **_LOSS)
+@_loss_of("G4-QUANT-09")
 def top_1(run: CaseRun) -> Comparison:
     """The most likely token is the float model's, but for near ties: the fraction of positions where it is not."""
     return _loss("top-1", _losing(run, 1)[None])
 
 
-@check("G4-QUANT-10", **_LOSS)
+@_loss_of("G4-QUANT-10")
 def top_5(run: CaseRun) -> Comparison:
     """The five most likely tokens hold all that the float model has clearly among its five: the fraction missing."""
     return _loss("top-5", _losing(run, _TOP)[None])
 
 
-@check("G4-QUANT-11", **_LOSS)
+@_loss_of("G4-QUANT-11")
 def greedy_divergence(run: CaseRun) -> Comparison:
     """Greedy generation goes the float model's way to its end: the fraction of new tokens behind the first parting.
 

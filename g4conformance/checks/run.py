@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torch import Tensor
@@ -35,6 +35,7 @@ class CaseRun:
         probed: whether the runtime was asked for its self-consistency.
         quantized: whether the runtime says that it is.
         first: whether it is the first case of the run, with which questions about the whole runtime are asked.
+        steps: distance of two neighbouring values of each tensor on a quantized grid, by kind of trace name.
         quality_tie: the gap between two logits of the float reference, as a fraction of their interval, below which
             quantization may swap them.
         near_tie: the gap between the two largest logits of a reference tensor below which rounding may swap them.
@@ -54,6 +55,7 @@ class CaseRun:
     quantized: bool = False
     first: bool = False
     quality_tie: float = 0.0
+    steps: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def valid_length(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from g4conformance.checks.alone import moved, of_vision
 from g4conformance.checks.compare import Comparison, compare
 from g4conformance.checks.registry import Needs, check
 from g4conformance.checks.run import CaseRun, Mode
@@ -42,9 +43,10 @@ def visual_embeddings(run: CaseRun) -> Comparison:
 @check("G4-VISION-05", stage=_STAGE, budget="step", needs=Needs.QUANTIZED_IMAGE, modes=(Mode.ISOLATED,))
 def graphs_alone(run: CaseRun) -> list[Comparison]:
     """Each quantized graph, fed with what enters the reference's, returns the same up to one quantization step."""
-    layers = [f"vision/layer/{i}/hidden" for i in range(run.facts.vision_layers)]
-    names = ["vision/patch_embeds", *layers, "visual_embeds"]
-    return [
-        compare(name, run.reference[name], run.observed(f"vision/alone/{name.removeprefix('vision/')}"))
-        for name in names
-    ]
+    return of_vision(run)
+
+
+@check("G4-VISION-06", stage=_STAGE, budget="quality", needs=Needs.QUANTIZED_IMAGE, modes=(Mode.ISOLATED,))
+def few_elements_move(run: CaseRun) -> Comparison:
+    """Of all that the quantized graphs return by themselves, few elements are not the reference's value."""
+    return moved(run, of_vision(run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,8 +33,9 @@ def soft_tokens_scaled_like_text(runtime: Runtime, patch: Patch) -> None:
 @_fault("fusion-slot-shifted", at=At.ORCHESTRATION, check="G4-FUSION-02", source="Samsung/TICO/pull/910")
 def slot_shifted(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The image's slot begins one row late, as when a token before it was not counted."""
-    patch(runtime.fusion, "start", runtime.fusion.start + 1)
-    patch(runtime.fusion, "end", runtime.fusion.end + 1)
+    fusion: Any = runtime.fusion
+    patch(fusion, "start", fusion.start + 1)
+    patch(fusion, "end", fusion.end + 1)
 
 
 @_fault(

@@ -85,7 +85,7 @@ class GraphsAlone:
         record(f"{step.leaving}alone/raw_logits", *self.run("head", hidden[:, last : last + 1]))
 
     def _padded(self, rows: Tensor, to: int | None = None) -> Tensor:
-        """Rows [B, n, ...] in a buffer of as many as the graph takes; what padding holds reaches no row of the prompt."""
+        """Rows [B, n, ...] in a buffer of as many as the graph takes; padding reaches no row of the prompt."""
         missing = (to or self.layout.max_seq) - rows.shape[1]
         return pad(rows, (0, 0) * (rows.ndim - 2) + (0, missing))
 

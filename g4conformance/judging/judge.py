@@ -162,6 +162,7 @@ def _run(
         probed=case.case.self_consistency,
         quantized=bench.scheme != "none",
         first=case.first,
+        steps=bench.steps,
         quality_tie=quality_tie(bench.scheme) if bench.scheme != "none" else 0.0,
     )
 

@@ -2,7 +2,7 @@
 
 quantization/weight_error/<module> [out]    the channel's largest |dequantized - float|, in the float weight's steps
 quantization/bits/<module> [3]              largest |integer| of the weight, levels - 1 of its input and of its output
-quantization/range/<module>/input|output [2], quantization/range/<trace name> [2]    both ends of the grid
+quantization/grid/<module>/input|output [3], quantization/grid/<trace name> [3]    both ends of the grid, and its step
 quantization/unequal_pairs [graphs]         dequantize ops that do not undo their quantize op
 """
 
@@ -29,12 +29,12 @@ def observed_quantization(quantization: Quantization, model: nn.Module) -> dict[
     """What the runtime has; `model` is the float model, whose weights its integers stand for."""
     found = {}
     for path, linear in quantization.linears.items():
-        weight = model.get_submodule(path).weight
+        weight = model.get_parameter(f"{path}.weight")
         found[f"{_PREFIX}weight_error/{path}"] = _weight_error(weight, linear.weight, quantization.scheme)
         largest = int(linear.weight.integers.abs().amax())
         found[f"{_PREFIX}bits/{path}"] = torch.tensor([largest, _levels(linear.input), _levels(linear.output)])
     for point, activation in _activations(quantization).items():
-        found[f"{_PREFIX}range/{point}"] = _ends(activation)
+        found[f"{_PREFIX}grid/{point}"] = _grid(activation)
     found[f"{_PREFIX}unequal_pairs"] = torch.tensor([g.unequal_pairs for g in quantization.graphs.values()])
     return found
 
@@ -53,7 +53,9 @@ def expected_quantization(scheme: Scheme, model: nn.Module, ranges: Mapping[str,
         output = 0 if path == "lm_head" else levels  # the head's own output is what its graph returns
         found[f"{_PREFIX}bits/{path}"] = torch.tensor([scheme.weight_max, levels, output])
     if bits is not None:
-        found |= {f"{_PREFIX}range/{point}": _grid_of(range_) for point, range_ in ranges.items()}
+        for point, range_ in ranges.items():
+            own = 2 ** (scheme.logits_bits if point == "logits" else bits) - 1
+            found[f"{_PREFIX}grid/{point}"] = _grid_of(range_, own)
     return found
 
 
@@ -80,12 +82,13 @@ def _activations(quantization: Quantization) -> dict[str, ActivationQuantization
     return points
 
 
-def _ends(activation: ActivationQuantization) -> Tensor:
-    """The smallest and the largest value of the grid, float64 [2]."""
-    integers = torch.tensor([activation.quant_min, activation.quant_max], dtype=torch.float64)
-    return (integers - activation.zero_point) * activation.scale
+def _grid(activation: ActivationQuantization) -> Tensor:
+    """The smallest and the largest value of the grid, and its step, float64 [3]."""
+    low, high = (activation.scale * (q - activation.zero_point) for q in (activation.quant_min, activation.quant_max))
+    return torch.tensor([low, high, activation.scale], dtype=torch.float64)
 
 
-def _grid_of(range_: Range) -> Tensor:
-    """The ends of a grid for values of this range: zero is always on it."""
-    return torch.tensor([min(range_.low, 0.0), max(range_.high, 0.0)], dtype=torch.float64)
+def _grid_of(range_: Range, levels: int) -> Tensor:
+    """The grid for values of this range with so many steps from end to end: zero is always on it."""
+    low, high = min(range_.low, 0.0), max(range_.high, 0.0)
+    return torch.tensor([low, high, (high - low) / levels], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Calibration: the cases named for it are run by the float model, for reference, and by a runtime's observing graphs."""
+"""Calibration: cases named for it are run by the float model, for reference, and by a runtime's observing graphs."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from g4conformance.errors import ConformanceError
 from g4conformance.quantization.parameters import GraphQuantization, Quantization, read_graph
+from g4conformance.quantization.pt2e import convert_pt2e, prepare_pt2e
 from g4conformance.quantization.quantizer import LinearQuantizer
 from g4conformance.quantization.schemes import Scheme, coverage_of
 from g4conformance.runtime.lowering import ByShape, Execute, Graph, Signature, run_eagerly, signature_of
@@ -149,13 +149,13 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _with_tensors_of(template: GraphModule, graph: nn.Module) -> GraphModule:
-    """A copy of the program that holds the graph's very tensors in place of the template's, and observers of its own."""
+    """A copy of the program that holds the graph's very tensors, not the template's, and observers of its own."""
     shared = {id(tensor): tensor for name, tensor in _tensors(template) if not name.startswith(_OBSERVER)}
     program = copy.deepcopy(template, shared)
     for name, tensor in _tensors(graph):
         holder, _, attribute = name.rpartition(".")
         try:
-            module = program.get_submodule(holder)
+            module: Any = program.get_submodule(holder)
         except AttributeError:  # a tensor that the graph does not use is not in its program
             continue
         for kept in (module._parameters, module._buffers):

@@ -13,9 +13,10 @@ from torch.fx import GraphModule, Node
 
 from g4conformance.quantization.schemes import Scheme
 
-QUANTIZE = torch.ops.quantized_decomposed.quantize_per_tensor.default
-DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
-DEQUANTIZE_CHANNELS = torch.ops.quantized_decomposed.dequantize_per_channel.default
+# By name: these ops do not exist before torchao is imported, and reading a graph does not need it.
+QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
+DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
+DEQUANTIZE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
 
 
 @dataclass(frozen=True)
@@ -139,20 +140,26 @@ def read_graph(program: GraphModule, path_of: Callable[[str], str]) -> GraphQuan
         linears={path: linear for path, linear in linears.items() if linear is not None},
         outputs=tuple(_quantization_of(node) for node in returned),
         linear_ops=len(linear_nodes),
-        quantize_ops=sum(node.target is QUANTIZE for node in nodes),
-        dequantize_ops=sum(node.target in (DEQUANTIZE, DEQUANTIZE_CHANNELS) for node in nodes),
+        quantize_ops=sum(is_op(node, QUANTIZE) for node in nodes),
+        dequantize_ops=sum(is_op(node, DEQUANTIZE, DEQUANTIZE_CHANNELS) for node in nodes),
         unequal_pairs=sum(_is_unequal(node) for node in nodes),
     )
 
 
+def is_op(value: Any, *ops: str) -> bool:
+    """Whether a node's argument is the result of one of these ops."""
+    return isinstance(value, Node) and str(value.target) in ops
+
+
 def _linear(program: GraphModule, node: Node) -> LinearQuantization | None:
-    activation, weight = node.args[0], node.args[1]
-    if not isinstance(weight, Node) or weight.target is not DEQUANTIZE_CHANNELS:
+    arguments: Any = node.args
+    activation, weight = arguments[:2]
+    if not is_op(weight, DEQUANTIZE_CHANNELS):
         return None
     integers, scale = (_constant(program, argument) for argument in weight.args[:2])
     if integers.dtype.is_floating_point:
         return None
-    quantizers = [user for user in node.users if user.target is QUANTIZE]
+    quantizers = [user for user in node.users if is_op(user, QUANTIZE)]
     return LinearQuantization(
         weight=WeightQuantization(integers, scale),
         input=_quantization_of(activation),
@@ -162,19 +169,20 @@ def _linear(program: GraphModule, node: Node) -> LinearQuantization | None:
 
 def _quantization_of(value: Any) -> ActivationQuantization | None:
     """How a node's value was quantized before it was dequantized by the node."""
-    return _activation(value) if isinstance(value, Node) and value.target is DEQUANTIZE else None
+    return _activation(value) if is_op(value, DEQUANTIZE) else None
 
 
 def _activation(node: Node) -> ActivationQuantization:
-    scale, zero_point, quant_min, quant_max = node.args[1:5]
+    arguments: Any = node.args[1:5]
+    scale, zero_point, quant_min, quant_max = arguments
     return ActivationQuantization(float(scale), int(zero_point), int(quant_min), int(quant_max))
 
 
 def _is_unequal(node: Node) -> bool:
-    if node.target is not DEQUANTIZE:
+    if not is_op(node, DEQUANTIZE):
         return False
-    source = node.args[0]
-    return not (isinstance(source, Node) and source.target is QUANTIZE and source.args[1:] == node.args[1:])
+    source: Any = node.args[0]
+    return not (is_op(source, QUANTIZE) and source.args[1:] == node.args[1:])
 
 
 def _constant(program: GraphModule, node: Any) -> Tensor:

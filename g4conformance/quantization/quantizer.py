@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch.fx import GraphModule, Node
-from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver
-from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
 
+from g4conformance.quantization.pt2e import (
+    MinMaxObserver,
+    PerChannelMinMaxObserver,
+    QuantizationAnnotation,
+    QuantizationSpec,
+    Quantizer,
+)
 from g4conformance.quantization.schemes import Scheme
 
 _KEY = "quantization_annotation"
@@ -39,7 +44,8 @@ class LinearQuantizer(Quantizer):
 
     def _annotate_linear(self, node: Node) -> None:
         activation, weight = node.args[0], node.args[1]
-        assert isinstance(activation, Node) and isinstance(weight, Node)
+        assert isinstance(activation, Node)
+        assert isinstance(weight, Node)
         inputs = {weight: self.weight}
         if self.activation is not None:
             inputs[activation] = self.activation

@@ -136,7 +136,7 @@ class FusionGraph(nn.Module):
 
 
 class PatchEmbedderGraph(nn.Module):
-    """Patches [1, N, 3 * patch_size ** 2] -> [1, N, Hv], given positions [1, N, 2] and which are padding, bool [1, N]."""
+    """Patches [1, N, 3 * patch_size ** 2] -> [1, N, Hv], given positions [1, N, 2] and which are padding [1, N]."""
 
     def __init__(self, tower: Gemma4VisionModel) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -354,13 +354,15 @@ class StaticGemma4Runtime:
     def run_graph(self, name: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """What one graph returns, by itself; see the contract for its inputs."""
         if name.startswith("vis"):
-            pixels_or_hidden, image_position_ids = inputs
-            assert pixels_or_hidden is not None and image_position_ids is not None
-            found = self._tower_for(image_position_ids).run_graph(name, pixels_or_hidden)
+            entering, image_position_ids = inputs
+            assert entering is not None
+            assert image_position_ids is not None
+            found = self._tower_for(image_position_ids).run_graph(name, entering)
         elif name.startswith("layer/"):
             found = self.layers[int(name.removeprefix("layer/"))](*inputs)
         else:
-            found = {"head": self.head, "per_layer_inputs": self.per_layer_inputs}[name](*inputs)
+            graphs: dict[str, Any] = {"head": self.head, "per_layer_inputs": self.per_layer_inputs}
+            found = graphs[name](*inputs)
         return found if isinstance(found, tuple) else (found,)
 
     # --- observation ------------------------------------------------------------------------------------------------

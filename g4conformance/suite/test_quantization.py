@@ -4,7 +4,6 @@ import pytest
 
 from g4conformance.plugin import Judged
 
-
 pytestmark = pytest.mark.integration
 
 

@@ -1,0 +1,61 @@
+"""Each quantized graph by itself, fed with what enters the reference's: what the stages that compute have alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from g4conformance.checks.compare import Comparison, compare
+from g4conformance.checks.run import CaseRun
+from g4conformance.reference.noise import kind_of
+
+
+def of_decoder(run: CaseRun, entering: str, leaving: str, rows: int) -> list[Comparison]:
+    """What each decoder graph returned by itself against the reference, at the first `rows` rows.
+
+    Args:
+        entering, leaving: trace prefixes of what enters the decoder and of what comes out of it.
+    """
+    found = []
+    if run.facts.has_per_layer_inputs:
+        observed = run.observed(f"{leaving}alone/per_layer_inputs")[:, :rows]
+        found.append(compare(f"{entering}per_layer_inputs", run.reference[f"{entering}per_layer_inputs"], observed))
+    for i in range(len(run.facts.layer_types)):
+        for part in ("key", "value", "hidden") if i in run.facts.storing_layers else ("hidden",):
+            name = f"layer/{i}/{part}"
+            observed = run.observed(f"{leaving}alone/{name}")
+            observed = observed[:, :rows] if part == "hidden" else observed[:, :, :rows]
+            found.append(compare(leaving + name, run.reference[leaving + name], observed))
+    raw, cap = run.observed(f"{leaving}alone/raw_logits"), run.facts.final_logit_softcapping
+    capped = raw if cap is None else torch.tanh(raw / cap) * cap
+    return [*found, compare(f"{leaving}logits", run.reference[f"{leaving}logits"], capped)]
+
+
+def of_decode_steps(run: CaseRun) -> list[Comparison]:
+    """The same at the first and the last decode step; those between run the same programs."""
+    prefixes = dict.fromkeys([*run.decode_prefixes[:1], *run.decode_prefixes[-1:]])
+    return [comparison for prefix in prefixes for comparison in of_decoder(run, prefix, prefix, rows=1)]
+
+
+def of_vision(run: CaseRun) -> list[Comparison]:
+    """What each vision graph in front of and behind the pooler returned by itself against the reference."""
+    layers = [f"vision/layer/{i}/hidden" for i in range(run.facts.vision_layers)]
+    names = ["vision/patch_embeds", *layers, "visual_embeds"]
+    return [
+        compare(name, run.reference[name], run.observed(f"vision/alone/{name.removeprefix('vision/')}"))
+        for name in names
+    ]
+
+
+def moved(run: CaseRun, found: Sequence[Comparison]) -> Comparison:
+    """The fraction of elements that are another value of their grid, over all tensors that are on one; 0 at best.
+
+    Logits are counted too, though the softcap has bent their grid: its slope is at most 1.
+    """
+    on_grid = [c for c in found if run.steps.get(kind_of(c.tensor)) and c.difference is not None]
+    count = sum(c.expected.numel() for c in on_grid)
+    off = sum(int(((c.actual - c.expected).abs() > run.steps[kind_of(c.tensor)] / 2).sum()) for c in on_grid)
+    fraction = torch.tensor([off / count] if count else [], dtype=torch.float64)
+    detail = "" if count else "no graph of this scheme returns quantized values"
+    return compare("elements moved", torch.zeros_like(fraction), fraction).explained(detail)
