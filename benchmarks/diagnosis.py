@@ -37,7 +37,7 @@ def verdicts_with(fault: Fault, bench: Workbench) -> list[Verdict]:
     found: list[Verdict] = []
     for name in bench.session.cases:
         prepared = bench.prepared(name, probes=True)
-        found += bench.judged(prepared, bench.observed(fault, prepared))
+        found += bench.judged(*bench.observed(fault, prepared))
     return found
 
 

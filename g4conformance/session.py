@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +19,11 @@ from g4conformance.checkpoints.files import checkpoint_folder, parameter_bytes
 from g4conformance.errors import CaseError, ConformanceError
 from g4conformance.fixtures import bundled_checkpoint, fixtures_folder
 from g4conformance.judging.judge import Bench, judge
+from g4conformance.judging.observation import Observation
 from g4conformance.judging.observe import observe
 from g4conformance.judging.verdict import Verdict
 from g4conformance.prompts import ResolvedCase, resolve
 from g4conformance.quantization.judging import QuantizedJudging
-from g4conformance.quantization.parameters import Quantization
 from g4conformance.quantization.schemes import DEFAULT
 from g4conformance.reference.noise import Noise
 from g4conformance.reference.record import record_reference
@@ -88,8 +89,7 @@ class ConformanceSession:
         self.cases[first] = replace(self.cases[first], first=True)
         noise = calibrated_noise(checkpoint, self._calibration_cases(), cache_folder())
         require_sound(noise)
-        quantization: Quantization | None = getattr(runtime, "quantization", None)
-        self.quantized = None if quantization is None else QuantizedJudging(checkpoint, quantization)
+        self.quantized = QuantizedJudging.of_runtime(checkpoint, runtime)
         self.bench = self._bench(noise)
         self._verdicts: dict[str, list[Verdict]] = {}
 
@@ -137,11 +137,26 @@ class ConformanceSession:
     def judged(self, runtime: Runtime, case: str, reference: Mapping[str, Tensor]) -> list[Verdict]:
         """The verdicts of any runtime on a case whose reference was recorded before; nothing of them is kept."""
         resolved = self.cases[case]
-        observation = observe(runtime, resolved, reference, self.checkpoint.facts)
-        judging = self.checkpoint if self.quantized is None else self.quantized.reference
-        if self.quantized is not None and resolved.first:
+        observation = self.observed(runtime, resolved, reference)
+        return judge(resolved, reference, observation, self.bench, lambda: self.own_noise(resolved))
+
+    def observed(self, runtime: Runtime, case: ResolvedCase, reference: Mapping[str, Tensor]) -> Observation:
+        """What the runtime yields for a case; of the run's first one, a quantized runtime's scales and integers too."""
+        observation = observe(runtime, case, reference, self.checkpoint.facts)
+        if self.quantized is not None and case.first:
             observation.isolated |= self.quantized.observed(runtime)
-        return judge(resolved, reference, observation, self.bench, lambda: measure_noise(judging, [resolved]))
+        return observation
+
+    def own_noise(self, case: ResolvedCase) -> Noise:
+        """The noise, on this very case, of the reference that judges."""
+        return measure_noise(self.checkpoint if self.quantized is None else self.quantized.reference, [case])
+
+    def requantized(self) -> ConformanceSession:
+        """This session with a reference for the scales and integers that its runtime has now; noise stays."""
+        session = copy.copy(self)
+        assert self.quantized is not None
+        session.quantized = self.quantized.of(self.runtime)
+        return session
 
     @property
     def setting(self) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from g4conformance.faults import (  # isort: skip
     decode,
     generation,
     self_consistency,
+    quantization,
 )
 
 __all__ = ["FAULTS", "At", "Fault"]
 
 del build_static_inputs, token_embedding, vision_prefill, mm_fusion, masks_and_rope, per_layer_inputs, prefill
-del prefill_cache, decode, generation, self_consistency
+del prefill_cache, decode, generation, self_consistency, quantization

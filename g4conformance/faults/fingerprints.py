@@ -40,7 +40,7 @@ def record(bench: Workbench, fault: Fault) -> dict[str, dict[str, Traits]]:
     found: dict[str, dict[str, Traits]] = {}
     for name in bench.session.cases:
         prepared = bench.prepared(name, probes=fault.stage is Stage.SELF_CONSISTENCY)
-        found |= fingerprint_of(bench.judged(prepared, bench.observed(fault, prepared)))
+        found |= fingerprint_of(bench.judged(*bench.observed(fault, prepared)))
     return found
 
 

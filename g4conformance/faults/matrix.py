@@ -12,12 +12,12 @@ from rich.table import Table
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.faults.fingerprints import Fingerprint, record
 from g4conformance.faults.registry import FAULTS, Fault
-from g4conformance.faults.subjects import Subject, subject_checkpoint
+from g4conformance.faults.subjects import Subject, subject_checkpoint, subject_scheme
 from g4conformance.faults.trial import QUICK, Outcome, Trial, Workbench
+from g4conformance.quantization.schemes import NONE
 from g4conformance.runtime.contract import Runtime
-from g4conformance.runtime.layout import StaticLayout
-from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.session import RunOptions
+from g4conformance.shipped import shipped_runtime
 from g4conformance.stages import Stage
 
 NAIVE = ("argmax of a short prompt", "PEIR 1 %", "cosine 0.999")
@@ -50,7 +50,7 @@ def _with_benches(faults: Iterable[Fault]) -> Iterator[tuple[Fault, Workbench]]:
     benches: dict[Subject, Workbench] = {}
     for fault in faults:
         if fault.needs not in benches:
-            benches[fault.needs] = shipped_workbench(subject_checkpoint(fault.needs))
+            benches[fault.needs] = subject_workbench(fault.needs)
         yield fault, benches[fault.needs]
 
 
@@ -62,8 +62,13 @@ def try_on(checkpoint: Checkpoint, runtime: Runtime, faults: Iterable[Fault]) ->
             yield bench.run(fault)
 
 
-def shipped_workbench(checkpoint: Checkpoint, options: RunOptions = QUICK) -> Workbench:
-    runtime = StaticGemma4Runtime(checkpoint, StaticLayout(checkpoint.facts.default_max_seq))
+def subject_workbench(subject: Subject) -> Workbench:
+    """The workbench of the faults that need this subject."""
+    return shipped_workbench(subject_checkpoint(subject), quant=subject_scheme(subject))
+
+
+def shipped_workbench(checkpoint: Checkpoint, options: RunOptions = QUICK, quant: str = NONE) -> Workbench:
+    runtime = shipped_runtime(checkpoint, checkpoint.facts.default_max_seq, quant)
     return Workbench(checkpoint, runtime, options)
 
 

@@ -10,6 +10,7 @@ import torch
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_checkpoint
 from g4conformance.checkpoints.seeded import SeededSpec, VisionSpec, seeded_checkpoint
 from g4conformance.fixtures import bundled_checkpoint
+from g4conformance.quantization.schemes import DEFAULT, NONE
 
 _SEED = 7
 _WINDOW = 32  # as the bundled checkpoint's, so that the bundled cases have their meaning
@@ -23,13 +24,14 @@ class Subject(StrEnum):
     BIDIRECTIONAL = "bidirectional attention among image rows"
     K_EQ_V = "full layers with KV heads of their own number and without v_proj"
     STANDARDIZED = "standardised soft tokens"
+    QUANTIZED = "a quantized runtime (w8a16)"
     LARGE_VISION = "float16, and soft tokens beyond its range before they are standardised"
 
 
 @cache
 def subject_checkpoint(subject: Subject) -> Checkpoint:
     """The checkpoint of `subject`, made once a process."""
-    if subject in (Subject.BUNDLED, Subject.BFLOAT16):
+    if subject in (Subject.BUNDLED, Subject.BFLOAT16, Subject.QUANTIZED):
         return load_checkpoint(bundled_checkpoint(), LoadOptions(dtype=_dtype(subject)))
     spec = {
         Subject.BIDIRECTIONAL: SeededSpec(sliding_window=_WINDOW, use_bidirectional_attention="vision"),
@@ -45,6 +47,11 @@ def subject_checkpoint(subject: Subject) -> Checkpoint:
     if subject is Subject.LARGE_VISION:
         _enlarge_soft_tokens(checkpoint)
     return checkpoint
+
+
+def subject_scheme(subject: Subject) -> str:
+    """The quantization scheme of the runtime that the subject's faults are planted in."""
+    return DEFAULT if subject is Subject.QUANTIZED else NONE
 
 
 def _dtype(subject: Subject) -> str:

@@ -15,14 +15,13 @@ from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.checks import CHECKS
 from g4conformance.checks.run import Mode
 from g4conformance.faults.registry import Fault
+from g4conformance.faults.subjects import Subject
 from g4conformance.judging.judge import judge
 from g4conformance.judging.observation import Observation
-from g4conformance.judging.observe import observe
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.metrics import difference
 from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.noise import Noise
-from g4conformance.reference.selfcheck import measure_noise
 from g4conformance.runtime.contract import Runtime
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.session import ConformanceSession, RunOptions
@@ -98,7 +97,7 @@ class Workbench:
             if not probes:
                 case = replace(case, case=replace(case.case, self_consistency=False))
             reference = self.session.reference(name)
-            clean = observe(self.runtime, case, reference, self.checkpoint.facts)
+            clean = self.session.observed(self.runtime, case, reference)
             self._prepared[name, probes] = Prepared(case, reference, clean)
         return self._prepared[name, probes]
 
@@ -114,17 +113,22 @@ class Workbench:
     def _own_noise(self, case: ResolvedCase) -> Noise:
         name = case.case.name
         if name not in self._noise:
-            self._noise[name] = measure_noise(self.checkpoint, [case])
+            self._noise[name] = self.session.own_noise(case)
         return self._noise[name]
 
-    def observed(self, fault: Fault, prepared: Prepared) -> Observation:
-        """The case as a runtime with the fault runs it.
+    def observed(self, fault: Fault, prepared: Prepared) -> tuple[Prepared, Observation]:
+        """The case as a runtime with the fault runs it, and what it is to be compared with.
+
+        That changes only where the fault is in a quantized runtime's scales and integers: the reference rounds with
+        what the runtime has.
 
         Raises:
             AttributeError: the runtime has no such part.
         """
         with fault.applied(_of_layout(self.runtime, prepared.case.request.layout)):
-            return observe(self.runtime, prepared.case, prepared.reference, self.checkpoint.facts)
+            if fault.needs is Subject.QUANTIZED:
+                prepared = replace(prepared, reference=self.session.requantized().reference(prepared.case.case.name))
+            return prepared, self.session.observed(self.runtime, prepared.case, prepared.reference)
 
     def run(self, fault: Fault) -> Trial:
         """Plants `fault` and judges the case that shows it."""
@@ -133,7 +137,7 @@ class Workbench:
         if fault.check in already:
             return Trial(fault, Outcome.NOT_APPLICABLE, detail=f"{fault.check} is red without it")
         try:
-            observation = self.observed(fault, prepared)
+            prepared, observation = self.observed(fault, prepared)
         except AttributeError as missing:
             return Trial(fault, Outcome.NOT_APPLICABLE, detail=str(missing))
         shown_in = first_difference(prepared.clean, observation)
@@ -175,7 +179,9 @@ class Workbench:
         """Whether the most likely token after a short text prompt is still the reference's."""
         prepared = self.prepared(_SHORT_PROMPT)
         request, expected = prepared.case.request, prepared.reference["prefill/logits"]
-        runtime = _of_layout(self.runtime, StaticLayout(max_seq=request.inputs["input_ids"].shape[1] + 1))
+        # A quantized runtime has no programs for other buffers; making some would take longer than it saves.
+        short = StaticLayout(max_seq=request.inputs["input_ids"].shape[1] + 1)
+        runtime = _of_layout(self.runtime, request.layout if self.session.quantized else short)
         try:
             with torch.no_grad(), fault.applied(runtime):
                 logits = runtime.prefill(runtime.build_static_inputs(request.prompt, request.images))

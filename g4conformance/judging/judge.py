@@ -119,7 +119,9 @@ def blame(verdicts: Sequence[Verdict]) -> list[Verdict]:
         if verdict.mode is Mode.ISOLATED or verdict.status not in _WRONG:
             return False
         broke_off = verdict.status is Status.ERROR and bool(wrong_isolated - {verdict.stage})
-        return broke_off or bool(upstream(verdict.stage) & wrong_anyhow) or verdict.stage in wrong_isolated
+        # What a quantized runtime loses does not follow from what its scales are: it is asked of both.
+        own = verdict.stage in wrong_isolated and verdict.stage is not Stage.QUANTIZATION
+        return broke_off or bool(upstream(verdict.stage) & wrong_anyhow) or own
 
     return [replace(v, status=Status.INHERITED) if inherits(v) else v for v in verdicts]
 

@@ -31,7 +31,7 @@ def observed_quantization(quantization: Quantization, model: nn.Module) -> dict[
     for path, linear in quantization.linears.items():
         weight = model.get_parameter(f"{path}.weight")
         found[f"{_PREFIX}weight_error/{path}"] = _weight_error(weight, linear.weight, quantization.scheme)
-        largest = int(linear.weight.integers.abs().amax())
+        largest = 0 if linear.weight is None else int(linear.weight.integers.abs().amax())
         found[f"{_PREFIX}bits/{path}"] = torch.tensor([largest, _levels(linear.input), _levels(linear.output)])
     for point, activation in _activations(quantization).items():
         found[f"{_PREFIX}grid/{point}"] = _grid(activation)
@@ -59,8 +59,10 @@ def expected_quantization(scheme: Scheme, model: nn.Module, ranges: Mapping[str,
     return found
 
 
-def _weight_error(weight: Tensor, quantized: WeightQuantization, scheme: Scheme) -> Tensor:
+def _weight_error(weight: Tensor, quantized: WeightQuantization | None, scheme: Scheme) -> Tensor:
     """In float64, channel by channel: a copy of a whole embedding table in float64 would be eight times its size."""
+    if quantized is None:
+        return weight.new_zeros(weight.shape[0])
     steps = weight.abs().amax(dim=1).double() / scheme.weight_max
     errors = [
         (row.double() - integers.double() * scale).abs().amax()

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from g4conformance.errors import ConformanceError
 from g4conformance.quantization.parameters import GraphQuantization, Quantization, read_graph
-from g4conformance.quantization.pt2e import convert_pt2e, prepare_pt2e
 from g4conformance.quantization.quantizer import LinearQuantizer
 from g4conformance.quantization.schemes import Scheme, coverage_of
 from g4conformance.runtime.lowering import ByShape, Execute, Graph, Signature, run_eagerly, signature_of
@@ -65,9 +65,8 @@ class QuantizedGraph:
             raise ConformanceError(
                 f"a calibration case that reaches the graph {self.name!r}", "none", "Add one to the calibration cases."
             )
-        while self.prepared:
-            signature, program = self.prepared.popitem()
-            self.converted[signature] = convert_pt2e(program)
+        for signature in list(self.prepared):  # one at a time: a program that was converted is let go of
+            self.converted[signature] = convert_pt2e(self.prepared.pop(signature))
 
     def _make(self, signature: Signature, inputs: tuple[Any, ...]) -> None:
         """A program to run; at shapes that calibration did not meet, its observers are those of the other programs."""

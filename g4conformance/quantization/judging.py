@@ -13,9 +13,22 @@ from g4conformance.prompts import ResolvedCase
 from g4conformance.quantization.calibration import calibration_cases, record_calibration
 from g4conformance.quantization.parameters import Quantization
 from g4conformance.quantization.reference import fake_quantized
+from g4conformance.quantization.schemes import Scheme
 from g4conformance.reference.record import record_reference
 from g4conformance.runtime.contract import Runtime
 from g4conformance.trace import Trace
+
+
+class Expected:
+    """What the scales and integers of a runtime of this scheme should be, by the float model; measured when asked."""
+
+    def __init__(self, checkpoint: Checkpoint, scheme: Scheme) -> None:
+        self.checkpoint, self.scheme = checkpoint, scheme
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        ranges = record_calibration(self.checkpoint, calibration_cases(self.checkpoint)).ranges
+        return expected_quantization(self.scheme, self.checkpoint.model, ranges)
 
 
 class QuantizedJudging:
@@ -27,10 +40,23 @@ class QuantizedJudging:
         steps: the distance of two neighbouring values of what each graph returns, by kind of trace name.
     """
 
-    def __init__(self, checkpoint: Checkpoint, quantization: Quantization) -> None:
+    def __init__(self, checkpoint: Checkpoint, quantization: Quantization, expected: Expected | None = None) -> None:
         self.checkpoint, self.scheme = checkpoint, quantization.scheme
         self.reference = fake_quantized(checkpoint, quantization)
         self.steps = {name: output.scale for name, output in quantization.outputs.items()}
+        self.expected = expected or Expected(checkpoint, quantization.scheme)
+
+    @classmethod
+    def of_runtime(cls, checkpoint: Checkpoint, runtime: Runtime) -> QuantizedJudging | None:
+        """Of a runtime that says that it is quantized; None for any other."""
+        quantization: Quantization | None = getattr(runtime, "quantization", None)
+        return None if quantization is None else cls(checkpoint, quantization)
+
+    def of(self, runtime: Runtime) -> QuantizedJudging:
+        """The same for the scales and integers that the runtime has now; what they should be stays."""
+        quantization = runtime.quantization
+        assert quantization is not None
+        return QuantizedJudging(self.checkpoint, quantization, self.expected)
 
     def record(self, case: ResolvedCase) -> Trace:
         """The fake-quantized reference's trace, and the float model's logits behind the same tokens as `float/...`.
@@ -43,12 +69,7 @@ class QuantizedJudging:
         floating = record_reference(self.checkpoint, inputs, steps, name, case.digest, tokens)
         tensors: dict[str, Tensor] = dict(trace)
         tensors |= {f"float/{logits}": floating[logits] for logits in logits_names(floating)}
-        return Trace(tensors | (self._expected if case.first else {}), trace.provenance)
-
-    @cached_property
-    def _expected(self) -> dict[str, Tensor]:
-        ranges = record_calibration(self.checkpoint, calibration_cases(self.checkpoint)).ranges
-        return expected_quantization(self.scheme, self.checkpoint.model, ranges)
+        return Trace(tensors | (self.expected.tensors if case.first else {}), trace.provenance)
 
     def observed(self, runtime: Runtime) -> dict[str, Tensor]:
         """What the runtime's scales and integers are now."""

@@ -53,7 +53,7 @@ class WeightQuantization:
 class LinearQuantization:
     """What surrounds one linear op; None where a value stays in floating point."""
 
-    weight: WeightQuantization
+    weight: WeightQuantization | None
     input: ActivationQuantization | None
     output: ActivationQuantization | None
 
@@ -63,15 +63,14 @@ class GraphQuantization:
     """What is quantized in one graph.
 
     Attributes:
-        linears: by the path of the module in the Hugging Face model; a linear op whose weight is no integer is missing.
+        linears: by the path of the module in the Hugging Face model.
         outputs: of each tensor that the graph returns.
-        linear_ops, quantize_ops, dequantize_ops: how many the program has.
+        quantize_ops, dequantize_ops: how many the program has.
         unequal_pairs: dequantize ops that do not undo their quantize op: other scale, zero point or bounds.
     """
 
     linears: Mapping[str, LinearQuantization]
     outputs: tuple[ActivationQuantization | None, ...]
-    linear_ops: int
     quantize_ops: int
     dequantize_ops: int
     unequal_pairs: int
@@ -104,8 +103,9 @@ class Quantization:
         """Of every scale and zero point, and so of everything but the weights, which the checkpoint's digest covers."""
         lines = [f"{path} {linear.input} {linear.output}" for path, linear in sorted(self.linears.items())]
         lines += [f"{name} {output}" for name, output in sorted(self.outputs.items())]
-        weights = [linear.weight.scale.double().sum().item() for _, linear in sorted(self.linears.items())]
-        return hashlib.sha256("\n".join([*lines, repr(weights)]).encode()).hexdigest()
+        for path, linear in sorted(self.linears.items()):
+            lines.append(f"{path} {linear.weight and linear.weight.scale.double().sum().item()}")
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def output_names(graph: str) -> tuple[str, ...]:
@@ -135,11 +135,9 @@ def read_graph(program: GraphModule, path_of: Callable[[str], str]) -> GraphQuan
     nodes = list(program.graph.nodes)
     linear_nodes = [node for node in nodes if node.target is torch.ops.aten.linear.default]
     returned = next(node for node in nodes if node.op == "output").args[0]
-    linears = {path_of(_module_path(node)): _linear(program, node) for node in linear_nodes}
     return GraphQuantization(
-        linears={path: linear for path, linear in linears.items() if linear is not None},
+        linears={path_of(_module_path(node)): _linear(program, node) for node in linear_nodes},
         outputs=tuple(_quantization_of(node) for node in returned),
-        linear_ops=len(linear_nodes),
         quantize_ops=sum(is_op(node, QUANTIZE) for node in nodes),
         dequantize_ops=sum(is_op(node, DEQUANTIZE, DEQUANTIZE_CHANNELS) for node in nodes),
         unequal_pairs=sum(_is_unequal(node) for node in nodes),
@@ -151,20 +149,22 @@ def is_op(value: Any, *ops: str) -> bool:
     return isinstance(value, Node) and str(value.target) in ops
 
 
-def _linear(program: GraphModule, node: Node) -> LinearQuantization | None:
+def _linear(program: GraphModule, node: Node) -> LinearQuantization:
     arguments: Any = node.args
     activation, weight = arguments[:2]
-    if not is_op(weight, DEQUANTIZE_CHANNELS):
-        return None
-    integers, scale = (_constant(program, argument) for argument in weight.args[:2])
-    if integers.dtype.is_floating_point:
-        return None
     quantizers = [user for user in node.users if is_op(user, QUANTIZE)]
     return LinearQuantization(
-        weight=WeightQuantization(integers, scale),
+        weight=_weight(program, weight),
         input=_quantization_of(activation),
         output=_activation(quantizers[0]) if quantizers else None,
     )
+
+
+def _weight(program: GraphModule, value: Any) -> WeightQuantization | None:
+    if not is_op(value, DEQUANTIZE_CHANNELS):
+        return None
+    integers, scale = (_constant(program, argument) for argument in value.args[:2])
+    return None if integers.dtype.is_floating_point else WeightQuantization(integers, scale)
 
 
 def _quantization_of(value: Any) -> ActivationQuantization | None:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
 
-from g4conformance.quantization.pt2e import (
-    MinMaxObserver,
-    PerChannelMinMaxObserver,
-    QuantizationAnnotation,
-    QuantizationSpec,
-    Quantizer,
-)
 from g4conformance.quantization.schemes import Scheme
 
 _KEY = "quantization_annotation"

@@ -54,7 +54,8 @@ def _fake_quantize_linear(module: Any, linear: LinearQuantization) -> None:
     def forward(values: Tensor) -> Tensor:
         if linear.input is not None:
             values = linear.input.fake_quantized(values)
-        result = functional.linear(values, linear.weight.dequantized(values.dtype), module.bias)
+        weight = module.weight if linear.weight is None else linear.weight.dequantized(values.dtype)
+        result = functional.linear(values, weight, module.bias)
         return result if linear.output is None else linear.output.fake_quantized(result)
 
     module.forward = forward

@@ -32,11 +32,11 @@ def counted(quantization: Quantization) -> str:
 
 
 def _counts(graph: GraphQuantization) -> list[str]:
-    weights = [linear.weight.integers for linear in graph.linears.values()]
+    weights = [linear.weight.integers for linear in graph.linears.values() if linear.weight is not None]
     dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
     largest = max((int(weight.abs().amax()) for weight in weights), default=0)
     return [
-        str(graph.linear_ops),
+        str(len(graph.linears)),
         str(len(weights)),
         ", ".join(dtypes) or _NO,
         str(largest),
