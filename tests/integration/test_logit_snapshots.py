@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from .logit_snapshots.extension import LogitSnapshotExtension
+from .logit_snapshots.extension import LogitSnapshotExtension, differences
 from .logit_snapshots.files import SNAPSHOTS, fed_tokens, orphans, recorded_tokens, snapshot_file
+from .logit_snapshots.record import from_text, to_text
 from .logit_snapshots.run import bundled_cases, greedy_tokens, record_case, resolved_case, runtime_of
-from .logit_snapshots.settings import SETTINGS, Setting
+from .logit_snapshots.settings import SETTINGS, Setting, build_runtime
 
 pytestmark = pytest.mark.selftest
 
@@ -45,8 +46,26 @@ def test_logits(setting: Setting, case: str, snapshot: SnapshotAssertion) -> Non
         pytest.fail("\n".join(snapshot.get_assert_diff()), pytrace=False)
 
 
+@pytest.mark.parametrize(
+    ("setting", "factor"),
+    [
+        pytest.param(setting, 1.1 if setting.dtype == "float32" else -1.0, id=setting.name)
+        for setting in SETTINGS
+        if setting.scheme == "none"
+    ],
+)
+def test_a_changed_weight_is_noticed(setting: Setting, factor: float) -> None:
+    """Ten per cent of one gate projection move logits by less than 16-bit dtypes round; there, its sign is changed."""
+    runtime = build_runtime(setting)
+    runtime.model.model.language_model.layers[4].mlp.gate_proj.weight.mul_(factor)
+    case = resolved_case(runtime, "text-only")
+    snapshot = snapshot_file(setting, "text-only").read_text(encoding="utf-8")
+    broken = record_case(runtime, case, setting, from_text(snapshot).fed)
+    assert differences(snapshot, to_text(broken))
+
+
 def test_every_snapshot_belongs_to_a_test(pytestconfig: pytest.Config) -> None:
-    """syrupy says so too, but only where a whole module runs; under xdist not in every version."""
+    """syrupy says so too, but not where tests are deselected, as by `-m selftest`."""
     found = orphans(SNAPSHOTS, [snapshot_file(setting, case) for setting in SETTINGS for case in bundled_cases()])
     if pytestconfig.getoption("update_snapshots"):
         for path in found:
@@ -60,7 +79,8 @@ def test_every_snapshot_belongs_to_a_test(pytestconfig: pytest.Config) -> None:
 def test_every_setting_is_fed_the_same() -> None:
     """Otherwise what a scheme does could not be read beside what float32 does."""
     for case in bundled_cases():
-        assert len({recorded_tokens(snapshot_file(setting, case)) for setting in SETTINGS}) == 1, case
+        recorded = {recorded_tokens(snapshot_file(setting, case)) for setting in SETTINGS}
+        assert len(recorded - {None}) <= 1, case  # of missing ones, another test tells
 
 
 def _names(paths: Sequence[Path]) -> str:
