@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 KINDS = ("mean", "std", "order", "margin", "entropy")
 
-# A way left out of the measurement would have exceeded the worst of the others by up to 2.3 times (entropy in bfloat16; 1.3
-# times elsewhere). What a machine of another kind does was not measured, and may surprise as much as one of those ways.
+# A way left out of the measurement would have exceeded the worst of the others by up to 2.3 times (entropy in bfloat16;
+# 1.3 times elsewhere). What a machine of another kind does was not measured, and may surprise as much as one of those.
 HEADROOM = 4.0
 
 # Measured on one machine (AVX2, no 16-bit dot products), all 67 positions a setting, November 2026, rounded up. Top ids
