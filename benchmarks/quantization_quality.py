@@ -2,9 +2,9 @@
 
     python benchmarks/quantization_quality.py [--scheme w8a8] [--dtype float32]
 
-The evidence for the limits in `g4conformance/budgets.toml`: the losses of the fake-quantized reference against the float
-model, worst over the calibration cases; and, over all bundled cases, the worst measured value of every check that only a
-quantized runtime has.
+The evidence for the limits in `g4conformance/budgets.toml`: the losses of the fake-quantized reference against the
+float model, worst over the calibration cases; and, over all bundled cases, the worst measured value of every check that
+only a quantized runtime has.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def decode_rounds_down(runtime: Any, patch: Patch) -> None:
     change_programs(patch, graph_of(runtime, "layer/1"), truncate, rows=1)
 
 
-# --- how to change a program -------------------------------------------------------------------------------------------
+# --- how to change a program ------------------------------------------------------------------------------------------
 
 
 def graph_of(runtime: Any, name: str) -> QuantizedGraph:
