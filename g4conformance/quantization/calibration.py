@@ -20,7 +20,7 @@ from g4conformance.runtime.contract import MasksAndRope, StaticInputs
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.static import StaticGemma4Runtime
 
-DECODE_STEPS = 6
+DECODE_STEPS = 16  # captions and copies are about that long, and logits reach furthest while copying
 
 
 @dataclass(frozen=True)
