@@ -13,11 +13,7 @@ from g4conformance.executors.quiet import quiet
 from g4conformance.executors.registry import Lowered, require_installed
 
 # as exporters print ops: OpOverload(op='aten.foo', ...), torch.ops.aten.foo, aten.foo or aten::foo
-_OP = re.compile(
-    r"OpOverload\(op='([^']+)'|torch\.ops\.(\w+\.\w+)|\b((?:aten|quantized_decomposed)(?:\.|::)\w+)"
-)
-    r"OpOverload\(op='([^']+)'|torch\.ops\.(\w+\.\w+)|\b((?:aten|quantized_decomposed|torchao)(?:\.|::)\w+)"
-)
+_OP = re.compile(r"OpOverload\(op='([^']+)'|torch\.ops\.(\w+\.\w+)|\b((?:aten|quantized_decomposed)(?:\.|::)\w+)")
 
 
 def lower_graph(
