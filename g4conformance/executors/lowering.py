@@ -12,8 +12,13 @@ from g4conformance.errors import LoweringError
 from g4conformance.executors.quiet import quiet
 from g4conformance.executors.registry import Lowered, require_installed
 
-# as exporters print ops: OpOverload(op='aten.foo', ...), torch.ops.aten.foo, aten.foo or aten::foo
-_OP = re.compile(r"OpOverload\(op='([^']+)'|torch\.ops\.(\w+\.\w+)|\b((?:aten|quantized_decomposed)(?:\.|::)\w+)")
+# as exporters print ops: OpOverload(op='aten.foo', ...), torch.ops.aten.foo, aten.foo, or any foo::bar but C++'s own
+_OP = re.compile(
+    r"OpOverload\(op='([^']+)'"
+    r"|torch\.ops\.(\w+\.\w+)"
+    r"|\b((?:aten|quantized_decomposed)\.\w+)"
+    r"|(?<![\w:])((?!(?:std|c10|at|torch|executorch|onnxruntime)::)\w+::\w+)(?![\w:])"
+)
 
 
 def lower_graph(
