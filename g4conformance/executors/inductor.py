@@ -1,4 +1,8 @@
-"""Executor `inductor`: the exported program compiled ahead of time by torch's Inductor into a .pt2 package."""
+"""Executor `inductor`: the exported program's graph compiled by torch's Inductor, saved and loaded back.
+
+Weights are inputs of what is compiled: layers of one kind share the kernels in Inductor's own cache, and an artefact
+holds code only. Compiling ahead of time into a package (AOTInductor) takes six times as long for each graph.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._inductor import CompiledArtifact, standalone_compile
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
-from g4conformance.executors.programs import as_callable, as_tuple, export_program
+from g4conformance.executors.programs import as_callable, as_tuple, export_program, tensors_of
 from g4conformance.executors.registry import Lowered
 from g4conformance.executors.storing import stored
 
-# The wrapper only calls kernels; optimising it takes g++ longer than all kernels together.
-CONFIG = {"aot_inductor.compile_wrapper_opt_level": "O0"}
-
 
 def lower(module: nn.Module, example_inputs: tuple[Any, ...], artefact: Path) -> Lowered:
-    """Exports, compiles and loads the package."""
+    """Exports, compiles and loads; the program is exported when an artefact is loaded too, for its weights."""
+    program = export_program(module, example_inputs)
+    weights = _lifted(program.exported)
 
     def make(path: Path) -> bool:
-        program = export_program(module, example_inputs)
-        with torch.no_grad():
-            torch._inductor.aoti_compile_and_package(program.exported, package_path=str(path), inductor_configs=CONFIG)
+        compile_program(program.exported, (*weights, *tensors_of(example_inputs)), path)
         return program.returns_tensor
 
-    path = artefact.with_name(artefact.name + ".aoti.pt2")
+    path = artefact.with_name(artefact.name + ".inductor")
     seal = stored(path, make)
-    compiled = torch._inductor.aoti_load_package(str(path))
-    return as_callable(lambda tensors: as_tuple(compiled(*tensors)), seal.returns_tensor)
+    compiled = CompiledArtifact.load(path=str(path), format="binary")
+    return as_callable(lambda tensors: as_tuple(compiled(*weights, *tensors)), seal.returns_tensor)
+
+
+def compile_program(program: ExportedProgram, inputs: tuple[Tensor, ...], path: Path) -> None:
+    """Compiles the graph of a program, whose weights are its first inputs, and saves what was made."""
+    with torch.no_grad():
+        compiled = standalone_compile(program.graph_module, inputs, dynamic_shapes="from_example_inputs")
+        compiled.save(path=str(path), format="binary")
+
+
+def _lifted(program: ExportedProgram) -> tuple[Tensor, ...]:
+    """Parameters, buffers and constants, in the order in which the program's graph takes them: before all inputs."""
+    values = {**program.state_dict, **program.constants}
+    return tuple(
+        values[spec.target].detach()
+        for spec in program.graph_signature.input_specs
+        if spec.kind is not InputKind.USER_INPUT and spec.target is not None
+    )
