@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from g4conformance.errors import ConformanceError, LoweringError
-from g4conformance.executors import artefacts, programs, registry
+from g4conformance.executors import artefacts, registry, storing
 from g4conformance.executors.artefacts import artefact_path, cached_lowering, graph_digest
 from g4conformance.executors.lowering import lower_graph, lowering_error
 from g4conformance.executors.registry import EXECUTORS, SCHEMES, Executor, require_expressible, require_installed
@@ -191,19 +191,18 @@ def test_quantized_graphs(executor: str, bits: int, tmp_path: Path) -> None:
 # --- artefacts ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def making(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Gets an entry whenever an executor exports a graph in order to make its artefact."""
-    made: list[str] = []
-    original = programs.export_program
+def count_making(monkeypatch: pytest.MonkeyPatch, executor: str) -> list[Path]:
+    """Gets an entry whenever the executor makes an artefact rather than loading it."""
+    made: list[Path] = []
 
-    def counted(module: nn.Module, example_inputs: Inputs) -> programs.Program:
-        made.append("made")
-        return original(module, example_inputs)
+    def counting(path: Path, make: Callable[[Path], bool]) -> storing.Seal:
+        def counted(target: Path) -> bool:
+            made.append(target)
+            return make(target)
 
-    for name in STORING:
-        if all(importlib.util.find_spec(package) for package in EXECUTORS[name].packages):
-            monkeypatch.setattr(f"{EXECUTORS[name].module}.export_program", counted)
+        return storing.stored(path, counted)
+
+    monkeypatch.setattr(f"{EXECUTORS[executor].module}.stored", counting)
     return made
 
 
@@ -213,8 +212,9 @@ def only_artefact(folder: Path) -> Path:
 
 
 def test_an_artefact_is_made_once_and_again_where_it_is_damaged(
-    storing_executor: str, making: list[str], tmp_path: Path
+    storing_executor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    making = count_making(monkeypatch, storing_executor)
     module = seeded(OneTensor)
     expected = module(*hidden_inputs(1)).detach()
     for number_made, damage in ((1, None), (1, None), (2, bytes.__len__), (2, None)):
@@ -229,7 +229,8 @@ def test_an_artefact_is_made_once_and_again_where_it_is_damaged(
     assert not list(tmp_path.glob(".making-*"))
 
 
-def test_what_fails_leaves_nothing_behind(making: list[str], tmp_path: Path) -> None:
+def test_what_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    making = count_making(monkeypatch, "export")
     with pytest.raises(LoweringError):
         lower_graph("export", "toy", seeded(OneTensor), (torch.zeros(3, 5),), tmp_path / "toy")
     assert making
