@@ -34,3 +34,24 @@ class LayoutError(ConformanceError):
 
 class UnsoundReferenceError(ConformanceError):
     """The Hugging Face reference disagrees with itself, or produced values that are not finite."""
+
+
+class LoweringError(ConformanceError):
+    """An executor cannot lower a graph.
+
+    Args:
+        graph: the graph's name.
+        executor: the executor's name.
+        op: the op that it stumbled over, where that can be known.
+        cause: the first line of what it said.
+    """
+
+    def __init__(self, graph: str, executor: str, op: str | None, cause: str) -> None:
+        at = "" if op is None else f" at op {op}"
+        super().__init__(
+            f"graph `{graph}` to be lowered by executor {executor}",
+            f"a failure{at}: {cause}",
+            "Choose another executor, or declare this a known failure with a link to its report.",
+        )
+        self.args = (graph, executor, op, cause)  # what pickle makes it of again
+        self.graph, self.executor, self.op, self.cause = graph, executor, op, cause

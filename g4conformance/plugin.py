@@ -32,6 +32,7 @@ MARKERS = {
     "stage(name): the stage that a test of the conformance suite judges": "",
 }
 SCHEMES = ("w8a16", "w8a8", "w4a16", "w8", "none")
+EXECUTORS = ("eager", "export", "onnxruntime", "executorch", "inductor")
 DTYPES = ("float32", "bfloat16", "float16")
 _PATH_OPTIONS = ("--model", "--cases", "--image", "--report")
 _EARLY = pytest.StashKey["RunOptions"]()
@@ -60,6 +61,9 @@ def add_options(add: Any) -> None:
     add("--attn", choices=("eager", "sdpa"), default="eager", help="attention implementation (default: eager)")
     add("--image-backend", choices=("torchvision", "pil"), default="torchvision", help="which image processor resizes")
     add("--quant", choices=SCHEMES, default="w8a16", help="quantization scheme of the shipped runtime (default: w8a16)")
+    add(
+        "--executor", choices=EXECUTORS, default="eager", help="what runs the shipped runtime's graphs (default: eager)"
+    )
     add("--max-seq", type=positive, help="rows of the static buffers (default: 2 windows + soft-token budget)")
     add("--case", action="append", default=[], metavar="NAME", help="judge only this case; may be repeated")
     add("--cases", metavar="FILE", help="a cases file of your own (YAML, see the bundled cases.yaml)")
@@ -124,7 +128,8 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def _check_given_options(config: pytest.Config) -> None:
     """Checks early if the run speaks of the suite at all; a run of other tests imports nothing heavy for it."""
-    if any(config.getoption(name) for name in ("--model", "--case", "--cases", "--prompt", "--image", "--report")):
+    given = any(config.getoption(name) for name in ("--model", "--case", "--cases", "--prompt", "--image", "--report"))
+    if given or config.getoption("--executor") != EXECUTORS[0] or config.getoption("--quant") != SCHEMES[0]:
         _checked_early(config)
 
 
@@ -189,6 +194,7 @@ def _check_early(config: pytest.Config) -> RunOptions:
 
     from g4conformance.checkpoints.files import checkpoint_folder, require_supported
     from g4conformance.errors import ConformanceError
+    from g4conformance.executors.registry import require_expressible, require_installed
     from g4conformance.report.files import require_writable
     from g4conformance.session import require_enough_memory
 
@@ -198,6 +204,8 @@ def _check_early(config: pytest.Config) -> RunOptions:
             require_writable(Path(report))
         for case in options.selected_cases():
             case.load_images()
+        require_expressible(options.executor, options.quant, options.load.dtype)
+        require_installed(options.executor)
         require_supported(checkpoint_folder(options.checkpoint))
         workers = int(getattr(config.option, "numprocesses", None) or 1)
         require_enough_memory(options, workers, psutil.virtual_memory().available)
@@ -216,6 +224,7 @@ def run_options(config: pytest.Config) -> RunOptions:
         model=get("--model"),
         load=LoadOptions(get("--dtype"), get("--device"), get("--attn"), get("--image-backend")),
         quant=get("--quant"),
+        executor=get("--executor"),
         max_seq=get("--max-seq"),
         cases_file=get("--cases"),
         case_names=tuple(get("--case")),
@@ -249,10 +258,11 @@ def checkpoint(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> C
 @pytest.fixture(scope="session")
 def runtime(checkpoint: Checkpoint, pytestconfig: pytest.Config) -> Runtime:
     """The runtime under test: the shipped one. Override this fixture to bring another."""
-    from g4conformance.shipped import shipped_runtime
+    from g4conformance.shipped import execute_with, shipped_runtime
 
     max_seq = pytestconfig.getoption("--max-seq") or checkpoint.facts.default_max_seq
-    return shipped_runtime(checkpoint, max_seq, pytestconfig.getoption("--quant"))
+    options = _checked_early(pytestconfig)
+    return shipped_runtime(checkpoint, max_seq, options.quant, execute_with(options.executor))
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,7 @@ class RunOptions:
     model: str | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
     quant: str = DEFAULT
+    executor: str = "eager"
     max_seq: int | None = None
     cases_file: str | None = None
     case_names: tuple[str, ...] = ()
@@ -171,6 +172,7 @@ class ConformanceSession:
             "attn": load.attn_implementation,
             "image_backend": load.image_backend,
             "quant": self.bench.scheme,
+            "executor": self.options.executor,
             "max_seq": self.max_seq,
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),

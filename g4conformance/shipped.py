@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_checkpoint
+from g4conformance.executors import cached_lowering
 from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.quantization.calibration import Calibration, calibrate, calibration_cases, record_calibration
 from g4conformance.quantization.graphs import QuantizedGraphs
@@ -11,6 +12,7 @@ from g4conformance.quantization.schemes import NONE, scheme_of
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.lowering import Execute, executed_by, run_eagerly
 from g4conformance.runtime.static import StaticGemma4Runtime
+from g4conformance.session import cache_folder
 
 
 def shipped_runtime(
@@ -38,6 +40,16 @@ def shipped_runtime(
     calibrate(runtime, calibration or record_calibration(checkpoint, calibration_cases(checkpoint)))
     graphs.convert()
     return runtime
+
+
+def execute_with(executor: str) -> Execute:
+    """Runs graphs with the executor of this name; what it makes of them is kept between runs.
+
+    The callable raises a LoweringError, which names graph and op, for a graph that the executor cannot lower.
+    """
+    if executor == "eager":
+        return run_eagerly
+    return lambda name, program, inputs: cached_lowering(executor, name, program, inputs, cache_folder() / "lowered")
 
 
 def load_quantization(model: str | None, quant: str) -> Quantization:

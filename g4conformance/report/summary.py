@@ -49,7 +49,8 @@ def _header(setting: Mapping[str, Any]) -> str:
     return (
         f"{setting['runtime']} against the Hugging Face reference\n"
         f"model {setting['model']}, {setting['dtype']}, attention {setting['attn']}, images by "
-        f"{setting['image_backend']}, quantization {setting['quant']}, max_seq {setting['max_seq']}\n"
+        f"{setting['image_backend']}, max_seq {setting['max_seq']}\n"
+        f"quantization {setting['quant']}, graphs run by {setting['executor']}\n"
         f"torch {setting['torch']}, transformers {setting['transformers']}; the reference agrees with itself to a PEIR "
         f"of {worst:.2g} on logits"
     )
