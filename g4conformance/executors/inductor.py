@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._inductor import CompiledArtifact, standalone_compile
+from torch._inductor import standalone_compile
+from torch._inductor.standalone_compile import CompiledArtifact
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -38,7 +39,7 @@ def lower(module: nn.Module, example_inputs: tuple[Any, ...], artefact: Path) ->
 def compile_program(program: ExportedProgram, inputs: tuple[Tensor, ...], path: Path) -> None:
     """Compiles the graph of a program, whose weights are its first inputs, and saves what was made."""
     with torch.no_grad():
-        compiled = standalone_compile(program.graph_module, inputs, dynamic_shapes="from_example_inputs")
+        compiled = standalone_compile(program.graph_module, list(inputs), dynamic_shapes="from_example_inputs")
         compiled.save(path=str(path), format="binary")
 
 

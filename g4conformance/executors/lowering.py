@@ -15,6 +15,7 @@ from g4conformance.executors.registry import Lowered, require_installed
 # as exporters print ops: OpOverload(op='aten.foo', ...), torch.ops.aten.foo, aten.foo, or any foo::bar but C++'s own
 _OP = re.compile(
     r"OpOverload\(op='([^']+)'"
+    r"|for (\w+)\(\d+\) node"  # ONNX Runtime
     r"|torch\.ops\.(\w+\.\w+)"
     r"|\b((?:aten|quantized_decomposed)\.\w+)"
     r"|(?<![\w:])((?!(?:std|c10|at|torch|executorch|onnxruntime)::)\w+::\w+)(?![\w:])"

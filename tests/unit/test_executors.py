@@ -336,6 +336,7 @@ def test_a_graph_that_cannot_be_lowered_names_graph_executor_and_op(executor_nam
         ("in quantized_decomposed.quantize_per_tensor.default: no", "quantized_decomposed.quantize_per_tensor"),
         ("atomic::op in torch::jit and std::vector", "atomic::op"),
         ("std::bad_alloc in c10::Error, onnxruntime::Graph", None),
+        ("NOT_IMPLEMENTED : Could not find an implementation for Gemm(13) node with name 'x'", "Gemm"),
         ("no op at all", None),
     ],
 )
