@@ -124,7 +124,7 @@ def seeded_checkpoint(
     options = options or LoadOptions()
     folder = tokenizer_folder or bundled_checkpoint()
     vision = spec.vision if isinstance(spec, SeededSpec) else _vision_of(spec)
-    processor = _processor(vision, options, folder)
+    processor = processor_for(vision, options, folder)
     config = seeded_config(spec, processor) if isinstance(spec, SeededSpec) else spec
     _require_usable(config, processor)
     drawn = _draw(config, seed)
@@ -217,7 +217,7 @@ def _base_processor(folder: Path) -> Gemma4Processor:
     return processor
 
 
-def _processor(vision: VisionSpec, options: LoadOptions, folder: Path) -> Gemma4Processor:
+def processor_for(vision: VisionSpec, options: LoadOptions, folder: Path) -> Gemma4Processor:
     """The processor in `folder` with an image processor of `vision`'s sizes; the tokenizer is shared."""
     base = _base_processor(folder)
     sizes: dict[str, Any] = {

@@ -1,0 +1,191 @@
+"""True-size checkpoints, at a small size: what is built, and that no run makes a tensor of vocabulary times sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
+from g4conformance.checkpoints.seeded import SeededSpec, VisionSpec, seeded_checkpoint
+from g4conformance.checkpoints.true_size import Geometry, e2b, tiled_checkpoint
+from g4conformance.judging.verdict import Status, Verdict
+from g4conformance.reference import record
+from g4conformance.reference.selfcheck import measure_noise
+from g4conformance.runtime.layout import StaticLayout
+from g4conformance.runtime.static import StaticGemma4Runtime
+from g4conformance.session import ConformanceSession, RunOptions
+
+CASE = "image-middle"
+VOCABULARY = 40_000  # large, so that its product with any prompt's length is larger than every tensor of the run
+SMALL = Geometry(
+    spec=SeededSpec(
+        layer_types=e2b(10).spec.layer_types,
+        num_kv_shared_layers=5,
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=16,
+        global_head_dim=32,
+        sliding_window=16,
+        vision=VisionSpec(num_attention_heads=2, num_key_value_heads=2),
+    ),
+    vocab_size=VOCABULARY,
+    position_embedding_size=300,
+    audio={
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "subsampling_conv_channels": [8, 4],
+        "output_proj_dims": 48,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def small() -> Checkpoint:
+    return tiled_checkpoint(SMALL)
+
+
+@pytest.fixture
+def session(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConformanceSession:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return session_of(small)
+
+
+def session_of(checkpoint: Checkpoint) -> ConformanceSession:
+    """One image case, without the probes of self-consistency, as in benchmarks/true_size.py."""
+    options = RunOptions(load=checkpoint.options, case_names=(CASE,), decode_steps=3, gen_steps=4)
+    runtime = StaticGemma4Runtime(checkpoint, StaticLayout(checkpoint.facts.default_max_seq))
+    session = ConformanceSession(checkpoint, runtime, options)
+    judged = session.cases[CASE]
+    session.cases[CASE] = replace(judged, case=replace(judged.case, self_consistency=False))
+    return session
+
+
+class LargestResult(TorchDispatchMode):
+    """Remembers the greatest number of elements that any operation's result had; views count as what they show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements, self.operation = 0, ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.numel() > self.elements and not _shows_a_parameter(func):
+                self.elements, self.operation = tensor.numel(), str(func)
+        return result
+
+
+def _shows_a_parameter(func: Any) -> bool:
+    return func in (torch.ops.aten.t.default, torch.ops.aten.detach.default, torch.ops.aten.view.default)
+
+
+@contextmanager
+def every_row_of_logits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The reference is asked for the logits of the whole prompt, as it is by default."""
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "_last_row", lambda checkpoint, length: 0)
+        yield
+
+
+def wrong(verdicts: list[Verdict]) -> list[str]:
+    return [f"{v.check} {v.mode}: {v.where}" for v in verdicts if v.status not in (Status.PASS, Status.NOT_APPLICABLE)]
+
+
+def test_all_eight_stages_pass(session: ConformanceSession) -> None:
+    verdicts = session.verdicts(CASE)
+    assert wrong(verdicts) == []
+    passed = {verdict.stage for verdict in verdicts if verdict.status is Status.PASS}
+    assert len(passed) == 8
+
+
+def test_nothing_of_vocabulary_times_sequence_is_built(session: ConformanceSession) -> None:
+    with LargestResult() as largest:
+        session.verdicts(CASE)
+    rows = session.cases[CASE].request.inputs["input_ids"].shape[1]
+    assert largest.elements < VOCABULARY * rows, largest.operation
+
+
+def test_noise_is_calibrated_without_vocabulary_times_sequence(small: Checkpoint, session: ConformanceSession) -> None:
+    cases = session._calibration_cases()
+    with LargestResult() as largest:
+        measure_noise(small, cases)
+    rows = min(case.request.inputs["input_ids"].shape[1] for case in cases)
+    assert largest.elements < VOCABULARY * rows, largest.operation
+
+
+def test_the_size_of_results_tells_when_all_rows_get_logits(
+    session: ConformanceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = session.cases[CASE].request.inputs["input_ids"].shape[1]
+    with every_row_of_logits(monkeypatch), LargestResult() as largest:
+        session.reference(CASE)
+    assert largest.elements >= VOCABULARY * rows
+
+
+def test_parameters_of_the_runtime_are_the_reference_s(small: Checkpoint) -> None:
+    runtime = StaticGemma4Runtime(small, StaticLayout(64))
+    own = dict(runtime.model.named_parameters())
+    assert all(own[name] is parameter for name, parameter in small.model.named_parameters())
+    sibling = runtime.for_layout(StaticLayout(96))
+    assert all(a is b for a, b in zip(sibling.model.parameters(), own.values(), strict=True))
+
+
+def test_each_parameter_has_memory_of_its_own(small: Checkpoint) -> None:
+    parameters = list(small.model.parameters())
+    assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == len(parameters)
+    assert all(parameter.untyped_storage().nbytes() == parameter.nbytes for parameter in parameters)
+
+
+def test_no_two_layers_are_equal(small: Checkpoint) -> None:
+    layers = small.model.model.language_model.layers
+    weights = [layer.mlp.gate_proj.weight[:8, :64] for layer in layers]
+    assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
+
+
+def test_buffers_are_those_of_a_model_that_was_never_empty(small: Checkpoint) -> None:
+    """Rotary frequencies, embedding scales and the audio tower's constants; the scrambled ones are drawn anew."""
+    usual = seeded_checkpoint(small.model.config, 0, LoadOptions(dtype="bfloat16")).model
+    expected, own = dict(usual.named_buffers()), dict(small.model.named_buffers())
+    constant = [name for name in expected if name not in usual.state_dict()]
+    assert len(constant) > 10
+    assert expected.keys() == own.keys()
+    assert all(torch.equal(expected[name], own[name]) and expected[name].dtype == own[name].dtype for name in constant)
+
+
+def test_matrices_have_unit_gain_and_nothing_is_neutral(small: Checkpoint) -> None:
+    text = small.model.model.language_model
+    for linear in (m for m in text.layers.modules() if isinstance(m, nn.Linear)):
+        assert float(linear.weight.float().std()) * linear.in_features**0.5 == pytest.approx(1.0, rel=0.05)
+    assert float((text.norm.weight - 1).abs().max()) > 0.1
+    assert text.embed_tokens.weight[small.facts.pad_token_id].any()
+
+
+def test_the_digest_says_config_and_seed() -> None:
+    digests = [tiled_checkpoint(geometry, seed).digest for geometry, seed in ((SMALL, 0), (SMALL, 0), (SMALL, 1))]
+    assert digests[0] == digests[1] != digests[2]
+    assert tiled_checkpoint(replace(SMALL, vocab_size=VOCABULARY + 1)).digest != digests[0]
+
+
+@pytest.mark.parametrize(("layers", "shared"), [(5, 0), (10, 5), (15, 10), (20, 10), (25, 15), (30, 15), (35, 20)])
+def test_k_and_v_are_shared_as_in_e2b(layers: int, shared: int) -> None:
+    spec = e2b(layers).spec
+    assert (len(spec.layer_types), spec.num_kv_shared_layers) == (layers, shared)
+    assert spec.layer_types[-1] == "full_attention"
+
+
+@pytest.mark.parametrize("layers", [0, -5, 4, 36])
+def test_a_broken_pattern_of_layers_is_refused(layers: int) -> None:
+    with pytest.raises(ValueError, match="groups of 5"):
+        e2b(layers)
