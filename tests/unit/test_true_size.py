@@ -1,11 +1,9 @@
-"""True-size checkpoints, at a small size: what is built, and that no run makes a tensor of vocabulary times sequence."""
+"""True-size checkpoints, at a small size: what is built, and that a run makes nothing of vocabulary times sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from g4conformance.checkpoints.seeded import SeededSpec, VisionSpec, seeded_chec
 from g4conformance.checkpoints.true_size import Geometry, e2b, tiled_checkpoint
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.reference import record
-from g4conformance.reference.selfcheck import measure_noise
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.session import ConformanceSession, RunOptions
@@ -56,22 +53,6 @@ def small() -> Checkpoint:
     return tiled_checkpoint(SMALL)
 
 
-@pytest.fixture
-def session(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConformanceSession:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return session_of(small)
-
-
-def session_of(checkpoint: Checkpoint) -> ConformanceSession:
-    """One image case, without the probes of self-consistency, as in benchmarks/true_size.py."""
-    options = RunOptions(load=checkpoint.options, case_names=(CASE,), decode_steps=3, gen_steps=4)
-    runtime = StaticGemma4Runtime(checkpoint, StaticLayout(checkpoint.facts.default_max_seq))
-    session = ConformanceSession(checkpoint, runtime, options)
-    judged = session.cases[CASE]
-    session.cases[CASE] = replace(judged, case=replace(judged.case, self_consistency=False))
-    return session
-
-
 class LargestResult(TorchDispatchMode):
     """Remembers the greatest number of elements that any operation's result had; views count as what they show."""
 
@@ -91,47 +72,57 @@ def _shows_a_parameter(func: Any) -> bool:
     return func in (torch.ops.aten.t.default, torch.ops.aten.detach.default, torch.ops.aten.view.default)
 
 
-@contextmanager
-def every_row_of_logits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The reference is asked for the logits of the whole prompt, as it is by default."""
-    with monkeypatch.context() as patch:
-        patch.setattr(record, "_last_row", lambda checkpoint, length: 0)
-        yield
+@dataclass(frozen=True)
+class Judged:
+    """A whole run of one image case, and the most elements that any result in it had."""
+
+    session: ConformanceSession
+    verdicts: list[Verdict]
+    largest: LargestResult
+
+    @property
+    def fewest_rows(self) -> int:
+        """Of the judged prompt and of those that noise was calibrated on."""
+        cases = [*self.session.cases.values(), *self.session._calibration_cases()]
+        return min(case.request.inputs["input_ids"].shape[1] for case in cases)
+
+
+@pytest.fixture(scope="module")
+def judged(small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    """As in benchmarks/true_size.py: noise calibrated, eight stages judged, no probes of self-consistency."""
+    options = RunOptions(load=small.options, case_names=(CASE,), decode_steps=3, gen_steps=4)
+    runtime = StaticGemma4Runtime(small, StaticLayout(small.facts.default_max_seq))
+    with pytest.MonkeyPatch.context() as patch, LargestResult() as largest:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("noise")))
+        session = ConformanceSession(small, runtime, options)
+        case = session.cases[CASE]
+        session.cases[CASE] = replace(case, case=replace(case.case, self_consistency=False))
+        return Judged(session, session.verdicts(CASE), largest)
 
 
 def wrong(verdicts: list[Verdict]) -> list[str]:
     return [f"{v.check} {v.mode}: {v.where}" for v in verdicts if v.status not in (Status.PASS, Status.NOT_APPLICABLE)]
 
 
-def test_all_eight_stages_pass(session: ConformanceSession) -> None:
-    verdicts = session.verdicts(CASE)
-    assert wrong(verdicts) == []
-    passed = {verdict.stage for verdict in verdicts if verdict.status is Status.PASS}
+def test_all_eight_stages_pass(judged: Judged) -> None:
+    assert wrong(judged.verdicts) == []
+    passed = {verdict.stage for verdict in judged.verdicts if verdict.status is Status.PASS}
     assert len(passed) == 8
 
 
-def test_nothing_of_vocabulary_times_sequence_is_built(session: ConformanceSession) -> None:
-    with LargestResult() as largest:
-        session.verdicts(CASE)
-    rows = session.cases[CASE].request.inputs["input_ids"].shape[1]
-    assert largest.elements < VOCABULARY * rows, largest.operation
+def test_nothing_of_vocabulary_times_sequence_is_built(judged: Judged) -> None:
+    assert judged.largest.elements < VOCABULARY * judged.fewest_rows, judged.largest.operation
 
 
-def test_noise_is_calibrated_without_vocabulary_times_sequence(small: Checkpoint, session: ConformanceSession) -> None:
-    cases = session._calibration_cases()
-    with LargestResult() as largest:
-        measure_noise(small, cases)
-    rows = min(case.request.inputs["input_ids"].shape[1] for case in cases)
-    assert largest.elements < VOCABULARY * rows, largest.operation
-
-
-def test_the_size_of_results_tells_when_all_rows_get_logits(
-    session: ConformanceSession, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("logits_to_keep", [0, 10_000])
+def test_logits_of_all_rows_would_be_noticed(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch, logits_to_keep: int
 ) -> None:
-    rows = session.cases[CASE].request.inputs["input_ids"].shape[1]
-    with every_row_of_logits(monkeypatch), LargestResult() as largest:
-        session.reference(CASE)
-    assert largest.elements >= VOCABULARY * rows
+    """0 is what transformers takes where nothing is asked for; an integer beyond the prompt keeps all rows too."""
+    monkeypatch.setattr(record, "_last_row", lambda checkpoint, length: logits_to_keep)
+    with LargestResult() as largest:
+        judged.session.reference(CASE)
+    assert largest.elements >= VOCABULARY * judged.fewest_rows
 
 
 def test_parameters_of_the_runtime_are_the_reference_s(small: Checkpoint) -> None:
