@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.models.gemma4.modeling_gemma4 import Gemma4ClippableLinear
 
-from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
+from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, attention_of_towers
 from g4conformance.checkpoints.facts import model_facts
 from g4conformance.checkpoints.files import DTYPES
 from g4conformance.checkpoints.scramble import scramble_neutral_parameters
@@ -240,7 +240,9 @@ def _empty_model(config: Gemma4Config, options: LoadOptions) -> Gemma4ForConditi
     auto_model: Any = AutoModelForImageTextToText  # its methods have no annotations
     with torch.random.fork_rng(devices=[]):
         model: nn.Module = auto_model.from_config(
-            copy.deepcopy(config), dtype=DTYPES[options.dtype], attn_implementation=options.attn_implementation
+            copy.deepcopy(config),
+            dtype=DTYPES[options.dtype],
+            attn_implementation=attention_of_towers(options.attn_implementation),
         )
     model.to(options.device).eval().requires_grad_(False)
     return cast(Gemma4ForConditionalGeneration, model)
