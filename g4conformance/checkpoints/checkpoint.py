@@ -107,7 +107,7 @@ def _load_model(folder: Path, options: LoadOptions) -> Gemma4ForConditionalGener
         model, info = Gemma4ForConditionalGeneration.from_pretrained(
             folder,
             dtype=DTYPES[options.dtype],
-            attn_implementation=options.attn_implementation,
+            attn_implementation=attention_of_towers(options.attn_implementation),
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # they are named in the loading info, which is looked at
             output_loading_info=True,
@@ -121,6 +121,11 @@ def _load_model(folder: Path, options: LoadOptions) -> Gemma4ForConditionalGener
     model = model.to(options.device).eval().requires_grad_(False)
     _require_finite(folder, model)
     return model
+
+
+def attention_of_towers(name: str) -> dict[str, str]:
+    """`name` for everything that runs; the audio tower keeps its own, because transformers knows no sdpa for it."""
+    return {"": name, "text_config": name, "vision_config": name}
 
 
 def _require_device(name: str) -> None:

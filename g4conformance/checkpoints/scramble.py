@@ -18,6 +18,8 @@ from transformers.models.gemma4.modeling_gemma4 import (
     Gemma4VisionPatchEmbedder,
 )
 
+_ROWS_FOR_STD = 4096  # as good as all of them, and of a table of gigabytes at hand at once
+
 
 def scramble_neutral_parameters(model: Gemma4ForConditionalGeneration, seed: int) -> None:
     """Draws norm weights, layer scalars, position table, clip bounds, standardisation and pad rows from `seed`.
@@ -42,7 +44,7 @@ def _scramble_module(name: str, module: nn.Module, generator: torch.Generator) -
     elif isinstance(module, Gemma4ClippableLinear) and module.use_clipped_linears:
         _scramble_clip_bounds(module, generator)
     elif isinstance(module, Gemma4TextScaledWordEmbedding):
-        std = float(module.weight.std())
+        std = float(module.weight[:_ROWS_FOR_STD].std())
         module.weight[module.padding_idx].copy_(torch.randn(module.weight.shape[1], generator=generator) * std)
     elif isinstance(module, Gemma4VisionModel) and module.config.standardize:
         _fill(module.std_bias, -2.0, 2.0, generator)

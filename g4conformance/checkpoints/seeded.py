@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.models.gemma4.modeling_gemma4 import Gemma4ClippableLinear
 
-from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
+from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, attention_of_towers
 from g4conformance.checkpoints.facts import model_facts
 from g4conformance.checkpoints.files import DTYPES
 from g4conformance.checkpoints.scramble import scramble_neutral_parameters
@@ -124,7 +124,7 @@ def seeded_checkpoint(
     options = options or LoadOptions()
     folder = tokenizer_folder or bundled_checkpoint()
     vision = spec.vision if isinstance(spec, SeededSpec) else _vision_of(spec)
-    processor = _processor(vision, options, folder)
+    processor = processor_for(vision, options, folder)
     config = seeded_config(spec, processor) if isinstance(spec, SeededSpec) else spec
     _require_usable(config, processor)
     drawn = _draw(config, seed)
@@ -217,7 +217,7 @@ def _base_processor(folder: Path) -> Gemma4Processor:
     return processor
 
 
-def _processor(vision: VisionSpec, options: LoadOptions, folder: Path) -> Gemma4Processor:
+def processor_for(vision: VisionSpec, options: LoadOptions, folder: Path) -> Gemma4Processor:
     """The processor in `folder` with an image processor of `vision`'s sizes; the tokenizer is shared."""
     base = _base_processor(folder)
     sizes: dict[str, Any] = {
@@ -240,7 +240,9 @@ def _empty_model(config: Gemma4Config, options: LoadOptions) -> Gemma4ForConditi
     auto_model: Any = AutoModelForImageTextToText  # its methods have no annotations
     with torch.random.fork_rng(devices=[]):
         model: nn.Module = auto_model.from_config(
-            copy.deepcopy(config), dtype=DTYPES[options.dtype], attn_implementation=options.attn_implementation
+            copy.deepcopy(config),
+            dtype=DTYPES[options.dtype],
+            attn_implementation=attention_of_towers(options.attn_implementation),
         )
     model.to(options.device).eval().requires_grad_(False)
     return cast(Gemma4ForConditionalGeneration, model)

@@ -18,7 +18,7 @@ import transformers
 from filelock import FileLock
 from torch import Tensor
 
-from g4conformance.checkpoints.checkpoint import Checkpoint
+from g4conformance.checkpoints.checkpoint import Checkpoint, attention_of_towers
 from g4conformance.errors import UnsoundReferenceError
 from g4conformance.expected import greedy_tokens
 from g4conformance.prompts import ResolvedCase
@@ -89,11 +89,11 @@ def _other_ways(checkpoint: Checkpoint, case: ResolvedCase, base: Tensors) -> It
 
 def _other_attention(checkpoint: Checkpoint, inputs: Mapping[str, Any], tokens: Sequence[int]) -> Tensors:
     own = checkpoint.options.attn_implementation
-    checkpoint.model.set_attn_implementation("sdpa" if own == "eager" else "eager")
+    checkpoint.model.set_attn_implementation(attention_of_towers("sdpa" if own == "eager" else "eager"))
     try:
         return record_reference(checkpoint, inputs, len(tokens), tokens=tokens)
     finally:
-        checkpoint.model.set_attn_implementation(own)
+        checkpoint.model.set_attn_implementation(attention_of_towers(own))
 
 
 def _one_pass(
