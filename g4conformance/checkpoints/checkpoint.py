@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,10 @@ class LoadOptions:
 class Checkpoint:
     """A loaded checkpoint: model, processor, facts and digest.
 
-    `on_key_value` rounds what a storing layer's number and new K/V [B, KV, n, head_dim] put into the cache, where the
-    model stands for one whose cache is quantized.
+    Attributes:
+        on_key_value: rounds what a storing layer's number and new K/V [B, KV, n, head_dim] put into the cache, where
+            the model stands for one whose cache is quantized.
+        other_ways: models that compute the same with other rounding errors, by what they do otherwise.
     """
 
     model: Gemma4ForConditionalGeneration
@@ -45,6 +47,7 @@ class Checkpoint:
     options: LoadOptions
     name: str
     on_key_value: Callable[[int, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]] | None = None
+    other_ways: Mapping[str, Gemma4ForConditionalGeneration] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -49,13 +49,13 @@ def of_vision(run: CaseRun) -> list[Comparison]:
 
 
 def moved(run: CaseRun, found: Sequence[Comparison]) -> Comparison:
-    """The fraction of elements that are another value of their grid, over all tensors that are on one; 0 at best.
+    """The fraction of elements that are another value of their grid, averaged over the tensors that are on one.
 
-    Logits are counted too, though the softcap has bent their grid: its slope is at most 1.
+    0 at best. Averaged, because a vocabulary of logits would drown what a layer does. Logits count too, though the
+    softcap has bent their grid: its slope is at most 1.
     """
     on_grid = [c for c in found if run.steps.get(kind_of(c.tensor)) and c.difference is not None]
-    count = sum(c.expected.numel() for c in on_grid)
-    off = sum(int(((c.actual - c.expected).abs() > run.steps[kind_of(c.tensor)] / 2).sum()) for c in on_grid)
-    fraction = torch.tensor([off / count] if count else [], dtype=torch.float64)
-    detail = "" if count else "no graph of this scheme returns quantized values"
-    return compare("elements moved", torch.zeros_like(fraction), fraction).explained(detail)
+    fractions = [((c.actual - c.expected).abs() > run.steps[kind_of(c.tensor)] / 2).double().mean() for c in on_grid]
+    mean = torch.stack(fractions).mean()[None] if fractions else torch.zeros(0, dtype=torch.float64)
+    detail = "" if fractions else "no graph of this scheme returns quantized values"
+    return compare("elements moved", torch.zeros_like(mean), mean).explained(detail)

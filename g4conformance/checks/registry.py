@@ -37,6 +37,9 @@ class Needs(StrEnum):
     QUANTIZED_ONCE = "a quantized runtime; asked once, with the first case"
 
 
+QUANTIZED = frozenset((Needs.QUANTIZED, Needs.QUANTIZED_IMAGE, Needs.QUANTIZED_ONCE))
+
+
 @dataclass(frozen=True)
 class Check:
     """One numbered statement that must hold."""

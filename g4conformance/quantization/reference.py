@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,22 +21,32 @@ def fake_quantized(checkpoint: Checkpoint, quantization: Quantization) -> Checkp
 
     The model keeps its own dynamic path: its own cache, masks, lengths. Weights are dequantized when a linear op needs
     them, so that no second copy of them exists.
+
+    Rounding to a grid hides most rounding errors and magnifies a few, which depend on the order of every sum. Therefore
+    the same model with linear ops summed in float64 is another way of computing, whose distance counts as noise.
     """
-    model = own_modules(checkpoint.model)
+    outputs = quantization.outputs
+    return replace(
+        checkpoint,
+        model=_rounding_model(checkpoint, quantization, None),
+        digest=f"{checkpoint.digest}-{quantization.scheme.name}-{quantization.digest[:16]}",
+        on_key_value=_key_value_rounding(outputs),
+        other_ways={"linear ops summed in float64": _rounding_model(checkpoint, quantization, torch.float64)},
+    )
+
+
+def _rounding_model(checkpoint: Checkpoint, quantization: Quantization, sums: torch.dtype | None) -> Any:
+    """A copy of the model that rounds; linear ops sum in `sums`, or as the model does."""
+    model: Any = own_modules(checkpoint.model)
     for path, linear in quantization.linears.items():
-        _fake_quantize_linear(model.get_submodule(path), linear)
+        _fake_quantize_linear(model.get_submodule(path), linear, sums)
     outputs = quantization.outputs
     for name, module in _returning_modules(model).items():
         if name in outputs:
             module.register_forward_hook(_on_output(outputs[name]))
     if "per_layer_inputs" in outputs:
         _wrap(model.model.language_model, "project_per_layer_inputs", outputs["per_layer_inputs"].fake_quantized)
-    return replace(
-        checkpoint,
-        model=model,
-        digest=f"{checkpoint.digest}-{quantization.scheme.name}-{quantization.digest[:16]}",
-        on_key_value=_key_value_rounding(outputs),
-    )
+    return model
 
 
 def _returning_modules(model: Any) -> dict[str, nn.Module]:
@@ -50,12 +61,14 @@ def _returning_modules(model: Any) -> dict[str, nn.Module]:
     }
 
 
-def _fake_quantize_linear(module: Any, linear: LinearQuantization) -> None:
+def _fake_quantize_linear(module: Any, linear: LinearQuantization, sums: torch.dtype | None) -> None:
     def forward(values: Tensor) -> Tensor:
+        dtype = values.dtype
         if linear.input is not None:
             values = linear.input.fake_quantized(values)
-        weight = module.weight if linear.weight is None else linear.weight.dequantized(values.dtype)
-        result = functional.linear(values, weight, module.bias)
+        weight = module.weight if linear.weight is None else linear.weight.dequantized(dtype)
+        bias = None if module.bias is None else module.bias.to(sums or dtype)
+        result = functional.linear(values.to(sums or dtype), weight.to(sums or dtype), bias).to(dtype)
         return result if linear.output is None else linear.output.fake_quantized(result)
 
     module.forward = forward

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def _other_ways(checkpoint: Checkpoint, case: ResolvedCase, base: Tensors) -> It
     inputs, steps = case.request.inputs, case.reference_steps
     tokens = greedy_tokens(base)[:steps]
     yield "another attention implementation", _other_attention(checkpoint, inputs, tokens)
+    for way, model in checkpoint.other_ways.items():
+        yield way, record_reference(replace(checkpoint, model=model), inputs, steps, tokens=tokens)
     length = int(base["valid_length"])
     continued = _continued(checkpoint, inputs, tokens)
     # A quantized cache is part of what is computed: without one, nothing rounds K/V.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from g4conformance.checks import CHECKS, checks_of
 from g4conformance.checks.compare import compare, holds
-from g4conformance.checks.registry import Needs, check
+from g4conformance.checks.registry import QUANTIZED, Needs, check
 from g4conformance.checks.run import CaseRun, Mode
 from g4conformance.expected import greedy_tokens
 from g4conformance.judging.judge import blame, judge
@@ -140,7 +140,8 @@ def test_the_shipped_runtime_is_right_and_fully_observed(recorded: Callable[[str
     given: Recorded = recorded(kind)
     verdicts = judge(given.case, given.reference, given.observation, given.bench)
     for verdict in verdicts:
-        applies = kind == "image" or CHECKS[verdict.check].needs is not Needs.IMAGE
+        needs = CHECKS[verdict.check].needs
+        applies = needs not in QUANTIZED and (kind == "image" or needs is not Needs.IMAGE)
         assert verdict.status is (PASS if applies else Status.NOT_APPLICABLE), (verdict.check, verdict.where)
         assert not applies or verdict.count > 0, f"{verdict.check} compared nothing"
     assert {verdict.check for verdict in verdicts} == set(CHECKS)
@@ -148,13 +149,18 @@ def test_the_shipped_runtime_is_right_and_fully_observed(recorded: Callable[[str
 
 
 def test_one_verdict_where_isolated_and_accumulated_are_one(image: Recorded) -> None:
-    verdicts = judge(image.case, image.reference, image.observation, image.bench)
-    for stage in Stage:
+    verdicts = in_float(judge(image.case, image.reference, image.observation, image.bench))
+    for stage in set(Stage) - {Stage.QUANTIZATION}:
         modes = {verdict.mode for verdict in verdicts if verdict.stage is stage}
         both = {ACC} if stage is Stage.SELF_CONSISTENCY else {ISO, ACC}
         assert modes == ({ISO} if stage in image.observation.same else both)
     assert image.observation.same >= {Stage.BUILD_STATIC_INPUTS, Stage.VISION_PREFILL, Stage.TOKEN_EMBEDDING}
     assert DECODE not in image.observation.same
+
+
+def in_float(verdicts: list[Verdict]) -> list[Verdict]:
+    """Without those of checks that only a quantized runtime has."""
+    return [verdict for verdict in verdicts if CHECKS[verdict.check].needs not in QUANTIZED]
 
 
 def observed_with(given: Recorded, name: str, factor: float) -> Observation:
@@ -192,7 +198,7 @@ def test_the_cases_own_noise_is_not_measured_where_it_cannot_matter(text: Record
 
 @pytest.mark.parametrize("mode", Mode)
 def test_nothing_observed_means_nothing_passes(image: Recorded, mode: Mode) -> None:
-    verdicts = judge(image.case, image.reference, Observation(), image.bench)
+    verdicts = in_float(judge(image.case, image.reference, Observation(), image.bench))
     passed = [
         verdict.check for verdict in verdicts if verdict.mode is mode and verdict.status is not Status.NOT_OBSERVED
     ]
@@ -201,7 +207,8 @@ def test_nothing_observed_means_nothing_passes(image: Recorded, mode: Mode) -> N
 
 @pytest.mark.parametrize("stage", Stage)
 def test_a_stage_that_raised_is_an_error_with_its_message(image: Recorded, stage: Stage) -> None:
-    verdicts = judge(image.case, image.reference, Observation(errors={stage: "LayoutError: full"}), image.bench)
+    observation = Observation(errors={stage: "LayoutError: full"})
+    verdicts = in_float(judge(image.case, image.reference, observation, image.bench))
     for verdict in verdicts:
         if verdict.mode is ISO:
             expected = ERROR if verdict.stage is stage else Status.NOT_OBSERVED

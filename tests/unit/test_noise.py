@@ -12,9 +12,10 @@ import torch
 from g4conformance.budgets import Budget, budget_of
 from g4conformance.checkpoints.checkpoint import DTYPES
 from g4conformance.checks import CHECKS
-from g4conformance.checks.registry import BudgetKind, Check
+from g4conformance.checks.registry import QUANTIZED, BudgetKind, Check
 from g4conformance.errors import UnsoundReferenceError
 from g4conformance.metrics import difference
+from g4conformance.quantization.schemes import SCHEMES
 from g4conformance.reference.noise import Noise, NoiseMeter, kind_of
 from g4conformance.reference.selfcheck import require_sound
 
@@ -141,25 +142,40 @@ def test_rounding_is_not_held_against_the_reference() -> None:
 
 
 def test_a_rounding_budget_is_a_multiple_of_noise() -> None:
-    limit = Budget(BudgetKind.ROUNDING, 4.0, 8.0, "measured").limit(NOISE, "prefill/logits", FOUND)
+    limit = Budget(BudgetKind.ROUNDING, "measured", 4.0, 8.0).limit(NOISE, "prefill/logits", FOUND)
     assert (limit.largest, limit.mean, limit.gain) == (32.0, pytest.approx(3.2), pytest.approx(0.8))
 
 
 def test_an_exact_budget_allows_nothing() -> None:
-    limit = Budget(BudgetKind.EXACT, 4.0, 8.0, "").limit(NOISE, "prefill/logits", FOUND)
+    limit = Budget(BudgetKind.EXACT, "", 4.0, 8.0).limit(NOISE, "prefill/logits", FOUND)
     assert (limit.largest, limit.mean, limit.gain) == (0.0, 0.0, 0.0)
 
 
+def test_a_step_budget_is_one_step_and_the_noise_of_floats() -> None:
+    limit = Budget(BudgetKind.STEP, "measured", 4.0).limit(NOISE, "prefill/logits", FOUND, step=0.5)
+    assert (limit.largest, limit.mean, limit.gain) == (32.5, math.inf, math.inf)
+
+
+def test_a_quality_budget_is_a_number_of_the_scheme() -> None:
+    limit = Budget(BudgetKind.QUALITY, "measured", quality=0.25).limit(NOISE, "prefill/logits", FOUND, step=0.5)
+    assert (limit.largest, limit.mean, limit.gain) == (0.25, 0.25, math.inf)
+
+
+@pytest.mark.parametrize("scheme", ["none", *SCHEMES])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
-def test_every_check_has_a_budget_in_every_dtype(check: Check, dtype: str) -> None:
-    budget = budget_of(check, dtype)
+def test_every_check_has_a_budget_in_every_dtype_and_scheme(check: Check, dtype: str, scheme: str) -> None:
+    if scheme == "none" and check.needs in QUANTIZED:
+        return  # never asked of a runtime in floating point
+    budget = budget_of(check, dtype, scheme)
     assert budget.kind is check.budget
     assert budget.evidence
-    assert (budget.factor > 0) == (check.budget is BudgetKind.ROUNDING)
+    assert "TODO" not in budget.evidence
+    assert (budget.factor > 0) == (check.budget in (BudgetKind.ROUNDING, BudgetKind.STEP))
+    assert (budget.quality > 0) <= (check.budget is BudgetKind.QUALITY)
 
 
-@pytest.mark.parametrize(("dtype", "scheme"), [("float64", "none"), ("float32", "w4a8")])
+@pytest.mark.parametrize(("dtype", "scheme"), [("float64", "none"), ("float64", "w8a8")])
 def test_a_missing_budget_is_an_error_not_a_default(dtype: str, scheme: str) -> None:
     with pytest.raises(KeyError, match=rf"\[{scheme}.G4-PREFILL-04\] with {dtype}"):
         budget_of(CHECKS["G4-PREFILL-04"], dtype, scheme)
