@@ -28,14 +28,14 @@ class ReferenceForward:
     def kind(self) -> str:
         rows = self.kwargs["input_ids"].shape[1]
         picture = " with a picture" if "pixel_values" in self.kwargs else ""
-        return f"reference {'decode' if rows == 1 else f'prefill of {rows}{picture}'}, {self.attention}"
+        return f"{'decode' if rows == 1 else f'prefill of {rows}{picture}'}, {self.attention}"
 
 
 class ForwardLog:
-    """What a run asked of the reference."""
+    """What a run asked of a reference; `name` tells one model of a checkpoint from another."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, name: str = "reference") -> None:
+        self.checkpoint, self.name = checkpoint, name
         self.forwards: list[ReferenceForward] = []
         self._hook = checkpoint.model.register_forward_pre_hook(self._note, with_kwargs=True)
 
@@ -47,7 +47,7 @@ class ForwardLog:
         self.forwards.append(ReferenceForward(attention, cache is not None, begins, given))
 
     def counts(self) -> Counter[str]:
-        return Counter(forward.kind for forward in self.forwards)
+        return Counter(f"{self.name} {forward.kind}" for forward in self.forwards)
 
     @torch.no_grad()
     def bare_seconds(self) -> float:
@@ -97,12 +97,16 @@ class LoggingRuntime(StaticGemma4Runtime):
     def vision_prefill(self, *args: Any) -> torch.Tensor:
         return self._logged("vision_prefill", args)
 
+    def run_graph(self, name: str, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        return self._logged("run_graph", (name, *inputs))
+
     def _logged(self, method: str, args: tuple[Any, ...]) -> Any:
         call = getattr(super(), method)
         if self._inside:
             return call(*args)
         self.log.append((self, method, args))
-        self.counts[f"runtime {method}, {self.layout.max_seq} rows"] += 1
+        graph = f" {str(args[0]).split('/')[0]}" if method == "run_graph" else ""
+        self.counts[f"runtime {method}{graph}, {self.layout.max_seq} rows"] += 1
         self._inside = True
         try:
             return call(*args)

@@ -23,21 +23,33 @@ from forwards import ForwardLog, LoggingRuntime, cpu_seconds
 
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
 from g4conformance.checkpoints.true_size import e2b, tiled_checkpoint
+from g4conformance.judging.judge import Bench
 from g4conformance.judging.verdict import Verdict
-from g4conformance.prompts import ResolvedCase
+from g4conformance.prompts import ResolvedCase, resolve
+from g4conformance.quantization.calibration import calibrate, record_calibration
+from g4conformance.quantization.graphs import QuantizedGraphs
+from g4conformance.quantization.schemes import NONE, SCHEMES, scheme_of
+from g4conformance.reference.noise import Noise
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.session import ConformanceSession, RunOptions
 
-SCHEMES = ("none",)
-
 
 class TrueSizeSession(ConformanceSession):
-    """A session whose noise may be calibrated on the judged case only."""
+    """A session that logs every reference's forwards, and whose noise may be calibrated on the judged case only."""
 
     calibrate_on_case = False
+    logs: list[ForwardLog] = []
 
     def _calibration_cases(self) -> list[ResolvedCase]:
         return list(self.cases.values()) if self.calibrate_on_case else super()._calibration_cases()
+
+    def _bench(self, float_noise: Noise) -> Bench:
+        if self.quantized is not None:
+            reference = self.quantized.reference
+            self.logs.append(ForwardLog(reference, "quantized reference"))
+            for way, model in reference.other_ways.items():
+                self.logs.append(ForwardLog(replace(reference, model=model), f"quantized reference, {way}"))
+        return super()._bench(float_noise)
 
 
 def memory(what: str) -> int:
@@ -50,12 +62,28 @@ def products(way: str) -> AbstractContextManager[Any]:
     return Float32Products() if way == "float32" else nullcontext()
 
 
-def run(checkpoint: Checkpoint, options: RunOptions, case: str) -> list[Verdict]:
+def made_runtime(checkpoint: Checkpoint, options: RunOptions) -> LoggingRuntime:
+    """The shipped runtime, logging; a quantized one is calibrated on the judged case, at the run's lengths."""
+    layout = StaticLayout(options.max_seq or checkpoint.facts.default_max_seq)
+    if options.quant == NONE:
+        return LoggingRuntime(checkpoint, layout)
+    graphs = QuantizedGraphs(scheme_of(options.quant))
+    runtime = LoggingRuntime(checkpoint, layout, graphs)
+    (case,) = options.selected_cases()
+    resolved = resolve(case, checkpoint, max_seq=layout.max_seq, decode_steps=options.decode_steps, gen_steps=1)
+    calibration = record_calibration(checkpoint, [resolved])
+    calibrate(runtime, calibration)
+    graphs.convert(calibration)
+    LoggingRuntime.log.clear()
+    LoggingRuntime.counts.clear()
+    return runtime
+
+
+def run(checkpoint: Checkpoint, runtime: LoggingRuntime, options: RunOptions, case: str) -> list[Verdict]:
     """The verdicts of one case's eight stages, noise calibrated anew."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        layout = StaticLayout(options.max_seq or checkpoint.facts.default_max_seq)
-        session = TrueSizeSession(checkpoint, LoggingRuntime(checkpoint, layout), options)
+        session = TrueSizeSession(checkpoint, runtime, options)
     judged = session.cases[case]
     session.cases[case] = replace(judged, case=replace(judged.case, self_consistency=False))
     return session.verdicts(case)
@@ -74,7 +102,7 @@ def failures(verdicts: Sequence[Verdict]) -> list[str]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=35, help="a multiple of 5")
-    parser.add_argument("--quant", default="none")
+    parser.add_argument("--quant", default=NONE, choices=[*SCHEMES, NONE])
     parser.add_argument("--case", default="image-middle")
     parser.add_argument("--attn", default="eager", choices=("eager", "sdpa"))
     parser.add_argument("--max-seq", type=int, help="rows of the static buffers, by default what the package takes")
@@ -84,10 +112,7 @@ def arguments() -> argparse.Namespace:
     way = "native" if processor_has_bfloat16() else "float32"
     parser.add_argument("--products", default=way, choices=("native", "float32"), help=f"here: {way}")
     parser.add_argument("--no-bare", action="store_true", help="leave out the bare forwards, and the ratio of times")
-    args = parser.parse_args()
-    if args.quant not in SCHEMES:
-        parser.exit(2, f"--quant {args.quant}: this version has {', '.join(SCHEMES)} only\n")
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -112,16 +137,21 @@ def main() -> None:
 
     verdicts: list[Verdict] = []
     with products(args.products):
-        log, start = ForwardLog(checkpoint), time.perf_counter()
-        spent = cpu_seconds(lambda: verdicts.extend(run(checkpoint, options, args.case)))
+        start = time.perf_counter()
+        runtime = made_runtime(checkpoint, options)
+        print(f"runtime made in {time.perf_counter() - start:.0f} s, {memory('VmHWM') / size:.3f} x memory", flush=True)
+        TrueSizeSession.logs.append(ForwardLog(checkpoint, "float reference"))
+        start = time.perf_counter()
+        spent = cpu_seconds(lambda: verdicts.extend(run(checkpoint, runtime, options, args.case)))
         peak = memory("VmHWM")
         print(f"\nran in {time.perf_counter() - start:.0f} s, {spent:.0f} s of CPU time, products {args.products}")
         print("\n".join([*by_stage(verdicts), *failures(verdicts)]))
         print(f"\npeak memory {peak / 1e9:.2f} GB, {peak / size:.3f} x the checkpoint", flush=True)
-        for what, count in sorted((log.counts() + LoggingRuntime.counts).items()):
+        logs = TrueSizeSession.logs
+        for what, count in sorted(sum((log.counts() for log in logs), LoggingRuntime.counts).items()):
             print(f"{count:4d} {what}")
         if not args.no_bare:
-            bare = log.bare_seconds() + LoggingRuntime.bare_seconds()
+            bare = sum(log.bare_seconds() for log in logs) + LoggingRuntime.bare_seconds()
             print(f"bare forwards {bare:.0f} s of CPU time; the run takes {spent / bare:.2f} x")
 
 

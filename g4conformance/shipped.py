@@ -5,9 +5,9 @@ from __future__ import annotations
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_checkpoint
 from g4conformance.executors import cached_lowering
 from g4conformance.fixtures import bundled_checkpoint
-from g4conformance.quantization.calibration import Calibration, calibrate, calibration_cases, record_calibration
+from g4conformance.quantization.calibration import calibrate, calibration_cases, record_calibration
 from g4conformance.quantization.graphs import QuantizedGraphs
-from g4conformance.quantization.parameters import Quantization
+from g4conformance.quantization.parameters import Calibration, Quantization
 from g4conformance.quantization.schemes import NONE, scheme_of
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.lowering import Execute, executed_by, run_eagerly
@@ -37,8 +37,9 @@ def shipped_runtime(
         return StaticGemma4Runtime(checkpoint, layout, executed_by(execute))
     graphs = QuantizedGraphs(scheme_of(quant), execute)
     runtime = StaticGemma4Runtime(checkpoint, layout, graphs)
-    calibrate(runtime, calibration or record_calibration(checkpoint, calibration_cases(checkpoint)))
-    graphs.convert()
+    calibration = calibration or record_calibration(checkpoint, calibration_cases(checkpoint))
+    calibrate(runtime, calibration)
+    graphs.convert(calibration)
     return runtime
 
 

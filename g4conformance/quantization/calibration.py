@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,36 +13,13 @@ from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.expected import greedy_tokens, static_inputs_of
 from g4conformance.fixtures import fixtures_folder
 from g4conformance.prompts import ResolvedCase, resolve
-from g4conformance.quantization.parameters import output_names, quantizable
-from g4conformance.reference.ranges import Range, RangeMeter
+from g4conformance.quantization.parameters import Calibration, CalibrationRequest, output_names, quantizable
+from g4conformance.reference.ranges import RangeMeter
 from g4conformance.reference.record import record_reference
 from g4conformance.runtime.contract import MasksAndRope, StaticInputs
-from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.static import StaticGemma4Runtime
 
 DECODE_STEPS = 16  # captions and copies are about that long, and logits reach furthest while copying
-
-
-@dataclass(frozen=True)
-class CalibrationRequest:
-    """One calibration case as a runtime gets it: the request and the tokens to decode behind it."""
-
-    layout: StaticLayout
-    inputs: StaticInputs
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What the float model says about the calibration cases.
-
-    Attributes:
-        ranges: of every activation that a scheme may quantize, by point: `<module>/input`, `<module>/output`, or the
-            trace name, without prefill or decode step, of what a graph returns.
-    """
-
-    requests: tuple[CalibrationRequest, ...]
-    ranges: Mapping[str, Range]
 
 
 def calibration_cases(checkpoint: Checkpoint) -> list[ResolvedCase]:

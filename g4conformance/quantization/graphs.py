@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from g4conformance.errors import ConformanceError
-from g4conformance.quantization.parameters import GraphQuantization, Quantization, read_graph
+from g4conformance.quantization.parameters import Calibration, GraphQuantization, Quantization, read_graph
 from g4conformance.quantization.quantizer import LinearQuantizer
 from g4conformance.quantization.schemes import Scheme, coverage_of
 from g4conformance.runtime.lowering import ByShape, Execute, Graph, Signature, run_eagerly, signature_of
@@ -97,6 +97,7 @@ class QuantizedGraphs:
     def __init__(self, scheme: Scheme, execute: Execute = run_eagerly) -> None:
         self.scheme, self.execute = scheme, execute
         self.calibrating = True
+        self.calibration: Calibration | None = None
         self.graphs: dict[str, QuantizedGraph] = {}
         self._templates: dict[Any, GraphModule] = {}
 
@@ -105,12 +106,16 @@ class QuantizedGraphs:
             return ByShape(name, graph, self.execute)
         return self.graphs.setdefault(name, QuantizedGraph(name, graph, self))
 
-    def convert(self) -> None:
+    def convert(self, calibration: Calibration | None = None) -> None:
         """Ends calibration: one graph at a time becomes quantized.
+
+        Args:
+            calibration: what the observers have seen, to be told with the scales.
 
         Raises:
             ConformanceError: calibration did not reach a graph.
         """
+        self.calibration = calibration
         for graph in self.graphs.values():
             graph.convert()
         self.calibrating = False
@@ -135,7 +140,7 @@ class QuantizedGraphs:
             program = next(iter(graph.converted.values()))
             return read_graph(program, lambda path: paths[id(graph.graph.get_submodule(path))])
 
-        return Quantization(self.scheme, {name: read(graph) for name, graph in self.graphs.items()})
+        return Quantization(self.scheme, {name: read(graph) for name, graph in self.graphs.items()}, self.calibration)
 
 
 def _kind(graph: nn.Module) -> Any:

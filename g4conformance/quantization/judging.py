@@ -11,7 +11,7 @@ from g4conformance.expected import greedy_tokens, logits_names
 from g4conformance.judging.quantization import expected_quantization, observed_quantization
 from g4conformance.prompts import ResolvedCase
 from g4conformance.quantization.calibration import calibration_cases, record_calibration
-from g4conformance.quantization.parameters import Quantization
+from g4conformance.quantization.parameters import Calibration, Quantization
 from g4conformance.quantization.reference import fake_quantized
 from g4conformance.quantization.schemes import Scheme
 from g4conformance.reference.record import record_reference
@@ -20,15 +20,18 @@ from g4conformance.trace import Trace
 
 
 class Expected:
-    """What the scales and integers of a runtime of this scheme should be, by the float model; measured when asked."""
+    """What the scales and integers of a runtime of this scheme should be, by the float model; measured when asked.
 
-    def __init__(self, checkpoint: Checkpoint, scheme: Scheme) -> None:
-        self.checkpoint, self.scheme = checkpoint, scheme
+    `calibration` is the float model's record of the calibration cases; None has them recorded.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, scheme: Scheme, calibration: Calibration | None) -> None:
+        self.checkpoint, self.scheme, self.calibration = checkpoint, scheme, calibration
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        ranges = record_calibration(self.checkpoint, calibration_cases(self.checkpoint)).ranges
-        return expected_quantization(self.scheme, self.checkpoint.model, ranges)
+        calibration = self.calibration or record_calibration(self.checkpoint, calibration_cases(self.checkpoint))
+        return expected_quantization(self.scheme, self.checkpoint.model, calibration.ranges)
 
 
 class QuantizedJudging:
@@ -40,17 +43,19 @@ class QuantizedJudging:
         steps: the distance of two neighbouring values of what each graph returns, by kind of trace name.
     """
 
-    def __init__(self, checkpoint: Checkpoint, quantization: Quantization, expected: Expected | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint, quantization: Quantization, expected: Expected) -> None:
         self.checkpoint, self.scheme = checkpoint, quantization.scheme
         self.reference = fake_quantized(checkpoint, quantization)
         self.steps = {name: output.scale for name, output in quantization.outputs.items()}
-        self.expected = expected or Expected(checkpoint, quantization.scheme)
+        self.expected = expected
 
     @classmethod
     def of_runtime(cls, checkpoint: Checkpoint, runtime: Runtime) -> QuantizedJudging | None:
         """Of a runtime that says that it is quantized; None for any other."""
         quantization: Quantization | None = getattr(runtime, "quantization", None)
-        return None if quantization is None else cls(checkpoint, quantization)
+        if quantization is None:
+            return None
+        return cls(checkpoint, quantization, Expected(checkpoint, quantization.scheme, quantization.calibration))
 
     def of(self, runtime: Runtime) -> QuantizedJudging:
         """The same for the scales and integers that the runtime has now; what they should be stays."""

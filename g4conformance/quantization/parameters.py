@@ -12,11 +12,37 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from g4conformance.quantization.schemes import Scheme
+from g4conformance.reference.ranges import Range
+from g4conformance.runtime.contract import StaticInputs
+from g4conformance.runtime.layout import StaticLayout
 
 # By name: these ops do not exist before torchao is imported, and reading a graph does not need it.
 QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 DEQUANTIZE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
+_CHANNELS = 8192
+
+
+@dataclass(frozen=True)
+class CalibrationRequest:
+    """One calibration case as a runtime gets it: the request and the tokens to decode behind it."""
+
+    layout: StaticLayout
+    inputs: StaticInputs
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the float model says about the calibration cases.
+
+    Attributes:
+        ranges: of every activation that a scheme may quantize, by point: `<module>/input`, `<module>/output`, or the
+            trace name, without prefill or decode step, of what a graph returns.
+    """
+
+    requests: tuple[CalibrationRequest, ...]
+    ranges: Mapping[str, Range]
 
 
 @dataclass(frozen=True)
@@ -45,8 +71,15 @@ class WeightQuantization:
     scale: Tensor
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """The weight that a linear op computes with: [out, in]."""
-        return (self.integers.float() * self.scale.float()[:, None]).to(dtype)
+        """The weight that a linear op computes with: [out, in].
+
+        Some channels at a time: in float32, a whole head of a large vocabulary is four times as large as its integers.
+        """
+        weight = torch.empty(self.integers.shape, dtype=dtype, device=self.integers.device)
+        parts = (tensor.split(_CHANNELS) for tensor in (weight, self.integers, self.scale))
+        for rows, integers, scale in zip(*parts, strict=True):
+            rows.copy_(integers.float() * scale.float()[:, None])
+        return weight
 
 
 @dataclass(frozen=True)
@@ -78,10 +111,14 @@ class GraphQuantization:
 
 @dataclass(frozen=True)
 class Quantization:
-    """All that a quantized runtime's graphs hold, by the graph's name."""
+    """All that a quantized runtime's graphs hold, by the graph's name.
+
+    `calibration` is what the float model said of the cases on which it was calibrated, where that is known.
+    """
 
     scheme: Scheme
     graphs: Mapping[str, GraphQuantization]
+    calibration: Calibration | None = None
 
     @property
     def linears(self) -> dict[str, LinearQuantization]:

@@ -23,15 +23,16 @@ def fake_quantized(checkpoint: Checkpoint, quantization: Quantization) -> Checkp
     them, so that no second copy of them exists.
 
     Rounding to a grid hides most rounding errors and magnifies a few, which depend on the order of every sum. Therefore
-    the same model with linear ops summed in float64 is another way of computing, whose distance counts as noise.
+    the same model with linear ops summed in a wider dtype is another way of computing, whose distance counts as noise.
     """
     outputs = quantization.outputs
+    wider = torch.float64 if checkpoint.dtype is torch.float32 else torch.float32
     return replace(
         checkpoint,
         model=_rounding_model(checkpoint, quantization, None),
         digest=f"{checkpoint.digest}-{quantization.scheme.name}-{quantization.digest[:16]}",
         on_key_value=_key_value_rounding(outputs),
-        other_ways={"linear ops summed in float64": _rounding_model(checkpoint, quantization, torch.float64)},
+        other_ways={f"linear ops summed in {wider}": _rounding_model(checkpoint, quantization, wider)},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
 
 
 def own_modules(model: Gemma4ForConditionalGeneration) -> Gemma4ForConditionalGeneration:
-    """A copy of the model's modules whose parameters and buffers are the very same tensors."""
-    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-    return copy.deepcopy(model, shared)
+    """A copy of the model's modules whose parameters and buffers are the very same tensors; nobody listens to it."""
+    kept: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    for module in model.modules():  # a copied hook would report to a copy of whoever listens
+        kept |= {id(hooks): OrderedDict() for hooks in (module._forward_hooks, module._forward_pre_hooks)}
+    return copy.deepcopy(model, kept)
 
 
 @dataclass(frozen=True)

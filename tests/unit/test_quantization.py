@@ -18,9 +18,9 @@ from g4conformance.errors import ConformanceError
 from g4conformance.fixtures import fixtures_folder
 from g4conformance.judging.quantization import expected_quantization, observed_quantization
 from g4conformance.plugin import SCHEMES as OPTIONS
-from g4conformance.quantization.calibration import Calibration, calibration_cases, record_calibration
+from g4conformance.quantization.calibration import calibration_cases, record_calibration
 from g4conformance.quantization.graphs import QuantizedGraph, QuantizedGraphs
-from g4conformance.quantization.parameters import Quantization, quantizable
+from g4conformance.quantization.parameters import Calibration, Quantization, quantizable
 from g4conformance.quantization.reference import fake_quantized
 from g4conformance.quantization.schemes import COVERAGE, SCHEMES, coverage_of, scheme_of
 from g4conformance.reference.noise import kind_of
