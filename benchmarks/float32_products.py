@@ -23,12 +23,19 @@ def processor_has_bfloat16() -> bool:
 
 
 class Float32Products(TorchFunctionMode):
-    """Inside this context, linear layers, batched products and attention of bfloat16 go by way of float32."""
+    """Inside this context, linear layers, batched products and attention of bfloat16 go by way of float32.
+
+    `paused` leaves everything as it is: what is exported meanwhile must be the model's own graph.
+    """
+
+    paused = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if Float32Products.paused:
+            return func(*args, **kwargs)
         if func is functional.linear and _is_wide(args[0]):
             return _linear(*args, **kwargs)
         if func in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and _is_wide(args[0]):

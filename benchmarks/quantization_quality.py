@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 
+from g4conformance.budgets import quality_tie
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_checkpoint
 from g4conformance.checks import CHECKS
 from g4conformance.checks.registry import BudgetKind
 from g4conformance.checks.run import CaseRun, Mode
+from g4conformance.expected import greedy_tokens
 from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.judging.observation import record_generation
 from g4conformance.plugin import DTYPES, SCHEMES
@@ -33,14 +35,15 @@ _LOSSES = [f"G4-QUANT-{number:02}" for number in range(5, 12)]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scheme", choices=[name for name in SCHEMES if name != "none"], action="append")
+    parser.add_argument("--calibration-only", action="store_true", help="leave out the bundled cases")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     args = parser.parse_args()
     checkpoint = load_checkpoint(bundled_checkpoint(), LoadOptions(dtype=args.dtype))
     for scheme in args.scheme or SCHEMES[:-1]:
-        print_scheme(checkpoint, scheme)
+        print_losses(checkpoint, scheme, not args.calibration_only)
 
 
-def print_scheme(checkpoint: Checkpoint, scheme: str) -> None:
+def print_losses(checkpoint: Checkpoint, scheme: str, on_bundled: bool) -> None:
     runtime = shipped_runtime(checkpoint, checkpoint.facts.default_max_seq, scheme)
     judging = QuantizedJudging.of_runtime(checkpoint, runtime)
     assert judging is not None
@@ -50,20 +53,21 @@ def print_scheme(checkpoint: Checkpoint, scheme: str) -> None:
             lost[check] = max(lost[check], loss)
     print(f"\n{scheme}, {checkpoint.options.dtype}: worst loss on the calibration cases")
     for check, loss in lost.items():
-        print(f"  {check}  {loss:.3g}")
+        print(f"  {check}  {loss:.3g}", flush=True)
+    if not on_bundled:
+        return
     print("  worst on the bundled cases")
     for check, (value, case_name) in worst_measured(checkpoint, runtime, scheme).items():
         print(f"  {check}  {value:.3g}  {case_name}", flush=True)
 
 
 def losses(case: ResolvedCase, judging: QuantizedJudging, checkpoint: Checkpoint) -> dict[str, float]:
-    """What the fake-quantized reference loses on one calibration case, near ties included."""
+    """What the fake-quantized reference loses on one calibration case, the scheme's near ties excused."""
     trace = judging.record(case)
     own = Recorder()
-    length, tokens = int(trace["valid_length"]), [int(trace[f"decode/{i}/token"]) for i in range(case.decode_steps)]
-    prompt = trace["input_ids"][0].tolist()
-    record_generation(own, "generation/", Generation((*prompt, *tokens, tokens[-1]), StopReason.MAX_NEW_TOKENS))
-    assert length == len(prompt)
+    new = greedy_tokens(trace)[: case.decode_steps + 1]
+    tokens = (*trace["input_ids"][0].tolist(), *new)
+    record_generation(own, "generation/", Generation(tokens, StopReason.MAX_NEW_TOKENS))
     run = CaseRun(
         case=case.case.name,
         layout=case.request.layout,
@@ -74,6 +78,7 @@ def losses(case: ResolvedCase, judging: QuantizedJudging, checkpoint: Checkpoint
         decode_steps=case.decode_steps,
         gen_steps=case.gen_steps,
         near_tie=lambda name: 0.0,
+        quality_tie=quality_tie(judging.scheme.name),
     )
     found = {check: CHECKS[check](run)[0].difference for check in _LOSSES}
     return {check: 0.0 if difference is None else difference.max_abs for check, difference in found.items()}

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from float32_products import Float32Products, processor_has_bfloat16
 from forwards import ForwardLog, LoggingRuntime, cpu_seconds
+from torch.fx import GraphModule
 
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
 from g4conformance.checkpoints.true_size import e2b, tiled_checkpoint
@@ -27,7 +28,7 @@ from g4conformance.judging.judge import Bench
 from g4conformance.judging.verdict import Verdict
 from g4conformance.prompts import ResolvedCase, resolve
 from g4conformance.quantization.calibration import calibrate, record_calibration
-from g4conformance.quantization.graphs import QuantizedGraphs
+from g4conformance.quantization.graphs import QuantizedGraph, QuantizedGraphs
 from g4conformance.quantization.schemes import NONE, SCHEMES, scheme_of
 from g4conformance.reference.noise import Noise
 from g4conformance.runtime.layout import StaticLayout
@@ -62,12 +63,23 @@ def products(way: str) -> AbstractContextManager[Any]:
     return Float32Products() if way == "float32" else nullcontext()
 
 
+class ExportingGraphs(QuantizedGraphs):
+    """Quantized graphs that are exported as the model is, whatever way products go."""
+
+    def _export(self, graph: QuantizedGraph, inputs: tuple[Any, ...]) -> GraphModule:
+        Float32Products.paused = True
+        try:
+            return super()._export(graph, inputs)
+        finally:
+            Float32Products.paused = False
+
+
 def made_runtime(checkpoint: Checkpoint, options: RunOptions) -> LoggingRuntime:
     """The shipped runtime, logging; a quantized one is calibrated on the judged case, at the run's lengths."""
     layout = StaticLayout(options.max_seq or checkpoint.facts.default_max_seq)
     if options.quant == NONE:
         return LoggingRuntime(checkpoint, layout)
-    graphs = QuantizedGraphs(scheme_of(options.quant))
+    graphs = ExportingGraphs(scheme_of(options.quant))
     runtime = LoggingRuntime(checkpoint, layout, graphs)
     (case,) = options.selected_cases()
     resolved = resolve(case, checkpoint, max_seq=layout.max_seq, decode_steps=options.decode_steps, gen_steps=1)

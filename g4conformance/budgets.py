@@ -32,6 +32,7 @@ class Budget:
 
     Attributes:
         factor: how many times the reference's own rounding noise.
+        steps: how many quantization steps on top of that, where the check is about a quantized grid.
         gain_factor: the factor for gains.
         quality: what a scheme may lose, in the unit of the check; every such loss is 0 at best.
         evidence: what was measured to arrive at these numbers.
@@ -41,6 +42,7 @@ class Budget:
     evidence: str
     factor: float = 0.0
     gain_factor: float = 0.0
+    steps: float = 0.0
     quality: float = 0.0
 
     def limit(self, noise: Noise, tensor: str, found: Difference, step: float = 0.0) -> Limit:
@@ -56,7 +58,7 @@ class Budget:
         largest = self.factor * noise.allowed_largest(tensor, found.base_max_abs)
         mean = self.factor * noise.allowed_mean(tensor, found.base_mean_abs)
         if self.kind is BudgetKind.STEP:
-            return Limit(step + largest, math.inf, math.inf)
+            return Limit(self.steps * step + largest, math.inf, math.inf)
         return Limit(largest, mean, self.gain_factor * noise.allowed_gain(tensor, max(found.count, 1)))
 
     def would_pass(self, ratio: float) -> float:
@@ -87,7 +89,7 @@ def budget_of(check: Check, dtype: str, scheme: str = "none") -> Budget:
         return Budget(check.budget, evidence, quality=float(entry.get(dtype, entry.get("limit"))))
     factor = rounding_factor(check.id, dtype, scheme)
     if check.budget is BudgetKind.STEP:
-        return Budget(check.budget, evidence, factor)
+        return Budget(check.budget, evidence, factor, steps=float(entry["steps"]))
     return Budget(check.budget, evidence, factor, factor * float(_entries()["gain_tail"][dtype]))
 
 

@@ -26,6 +26,7 @@ from g4conformance.prompts import ResolvedCase, resolve
 from g4conformance.quantization.judging import QuantizedJudging
 from g4conformance.quantization.schemes import DEFAULT
 from g4conformance.reference.noise import Noise
+from g4conformance.reference.otherwise import with_other_way
 from g4conformance.reference.record import record_reference
 from g4conformance.reference.selfcheck import calibrated_noise, measure_noise, require_sound
 from g4conformance.runtime.contract import Runtime
@@ -88,11 +89,15 @@ class ConformanceSession:
         self.cases = {case.name: self._resolve(case, known) for case in options.selected_cases()}
         first = next(iter(self.cases))
         self.cases[first] = replace(self.cases[first], first=True)
-        noise = calibrated_noise(checkpoint, self._calibration_cases(), cache_folder())
+        noise = calibrated_noise(self._noisy(checkpoint), self._calibration_cases(), cache_folder())
         require_sound(noise)
         self.quantized = QuantizedJudging.of_runtime(checkpoint, runtime)
         self.bench = self._bench(noise)
         self._verdicts: dict[str, list[Verdict]] = {}
+
+    def _noisy(self, checkpoint: Checkpoint) -> Checkpoint:
+        """With another way of computing, where the runtime's graphs are not run by torch as the reference is."""
+        return checkpoint if self.options.executor == "eager" else with_other_way(checkpoint)
 
     def _bench(self, float_noise: Noise) -> Bench:
         facts, dtype = self.checkpoint.facts, self.checkpoint.options.dtype
@@ -150,7 +155,9 @@ class ConformanceSession:
 
     def own_noise(self, case: ResolvedCase) -> Noise:
         """The noise, on this very case, of the reference that judges."""
-        return measure_noise(self.checkpoint if self.quantized is None else self.quantized.reference, [case])
+        return measure_noise(
+            self._noisy(self.checkpoint) if self.quantized is None else self.quantized.reference, [case]
+        )
 
     def requantized(self) -> ConformanceSession:
         """This session with a reference for the scales and integers that its runtime has now; noise stays."""

@@ -73,6 +73,6 @@ def graphs_alone(run: CaseRun) -> list[Comparison]:
 
 
 @check("G4-PREFILL-08", stage=_STAGE, budget="quality", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
-def few_elements_move(run: CaseRun) -> Comparison:
-    """Of all that the quantized graphs return by themselves, few elements are not the reference's value."""
+def few_elements_move(run: CaseRun) -> list[Comparison]:
+    """Of each tensor that a quantized graph returns by itself, few elements are not the reference's value."""
     return moved(run, of_decoder(run, "", "prefill/", rows=run.valid_length))

@@ -114,7 +114,7 @@ def mask_fill_observed(runtime: Any, patch: Patch) -> None:
     change_programs(patch, graph_of(runtime, "layer/2"), lambda program: rescale(input_pair(program, "o_proj"), 1e6))
 
 
-@_fault("dequantize-scale-10-percent", check="G4-QUANT-03")
+@_fault("dequantize-scale-10-percent", stage=Stage.PREFILL, check="G4-QUANT-03")
 def dequantized_with_another_scale(runtime: Any, patch: Patch) -> None:
     """What enters down_proj is dequantized with a scale that is 10 % larger than it was quantized with."""
     change_programs(
@@ -167,10 +167,16 @@ def cache_at_two_bits(runtime: Any, patch: Patch) -> None:
 # --- rounding and lowering --------------------------------------------------------------------------------------------
 
 
-@_fault("vision-gelu-lowered-exact", stage=Stage.VISION_PREFILL, at=At.GRAPH, check="G4-VISION-05", case="image-first")
-def vision_gelu_exact(runtime: Any, patch: Patch) -> None:
-    """One encoder layer was lowered with GELU itself in place of its tanh approximation."""
-    change_programs(patch, graph_of(runtime, "vision/layer/1"), exact_gelu)
+@_fault(
+    "vision-residual-lowered-twice",
+    stage=Stage.VISION_PREFILL,
+    at=At.GRAPH,
+    check="G4-VISION-05",
+    case="image-first",
+)
+def vision_residual_added_twice(runtime: Any, patch: Patch) -> None:
+    """One encoder layer was lowered with its last residual addition done twice."""
+    change_programs(patch, graph_of(runtime, "vision/layer/1"), add_twice)
 
 
 @_fault("vision-truncated", stage=Stage.VISION_PREFILL, at=At.GRAPH, check="G4-VISION-06", case="image-first")
@@ -179,7 +185,13 @@ def vision_rounds_down(runtime: Any, patch: Patch) -> None:
     change_programs(patch, graph_of(runtime, "vision/layer/1"), truncate)
 
 
-@_fault("gelu-lowered-exact", stage=Stage.PREFILL, at=At.GRAPH, check="G4-PREFILL-07")
+@_fault("residual-lowered-twice", stage=Stage.PREFILL, at=At.GRAPH, check="G4-PREFILL-07")
+def residual_added_twice(runtime: Any, patch: Patch) -> None:
+    """One decoder layer was lowered with its last residual addition done twice."""
+    change_programs(patch, graph_of(runtime, "layer/1"), add_twice)
+
+
+@_fault("gelu-lowered-exact", stage=Stage.PREFILL, at=At.GRAPH, check="G4-PREFILL-08")
 def gelu_exact(runtime: Any, patch: Patch) -> None:
     """One decoder layer was lowered with GELU itself in place of its tanh approximation."""
     change_programs(patch, graph_of(runtime, "layer/1"), exact_gelu)
@@ -193,19 +205,17 @@ def layer_rounds_down(runtime: Any, patch: Patch) -> None:
 
 @_fault("decode-program-scale-10-percent", stage=Stage.DECODE, check="G4-DECODE-11")
 def decode_program_has_other_weights(runtime: Any, patch: Patch) -> None:
-    """Only the decode program of one layer has weight scales that are 10 % too large."""
+    """Only the decode program of one layer has weight scales that are 10 % too large, those of gate_proj."""
     change_programs(
-        patch,
-        graph_of(runtime, "layer/1"),
-        lambda program: scale_weight(program, "down_proj", _TENTH),
-        rows=1,
+        patch, graph_of(runtime, "layer/1"), lambda program: scale_weight(program, "gate_proj", _TENTH), rows=1
     )
 
 
 @_fault("decode-truncated", stage=Stage.DECODE, at=At.GRAPH, check="G4-DECODE-12")
 def decode_rounds_down(runtime: Any, patch: Patch) -> None:
-    """Only the decode program of one layer rounds what it returns down, not to nearest."""
-    change_programs(patch, graph_of(runtime, "layer/1"), truncate, rows=1)
+    """Only the decode programs round what a layer returns down, not to nearest."""
+    for graph in layers_of(runtime):
+        change_programs(patch, graph, truncate, rows=1)
 
 
 # --- how to change a program ------------------------------------------------------------------------------------------
@@ -304,6 +314,14 @@ def exact_gelu(program: GraphModule) -> None:
     for node in program.graph.nodes:
         if node.target is torch.ops.aten.gelu.default:
             node.kwargs = {"approximate": "none"}
+
+
+def add_twice(program: GraphModule) -> None:
+    """Adds the branch that the last residual addition adds once more."""
+    last = [node for node in program.graph.nodes if node.target is torch.ops.aten.add.Tensor][-1]
+    with program.graph.inserting_after(last):
+        again = program.graph.call_function(torch.ops.aten.add.Tensor, (last, last.args[1]))
+    last.replace_all_uses_with(again, delete_user_cb=lambda user: user is not again)
 
 
 def truncate(program: GraphModule) -> None:

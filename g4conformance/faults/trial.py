@@ -237,7 +237,7 @@ def _killers(fault: Fault, verdicts: Sequence[Verdict]) -> dict[str, float]:
     return {
         v.check: v.measurement.ratio if v.measurement else math.inf
         for v in verdicts
-        if v.stage == fault.stage
+        if (v.stage == fault.stage or v.check == fault.check)
         and v.status is status
         and (v.mode is Mode.ISOLATED or Mode.ISOLATED not in CHECKS[v.check].modes)
     }

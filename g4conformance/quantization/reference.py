@@ -6,14 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.quantization.parameters import ActivationQuantization, LinearQuantization, Quantization
+from g4conformance.reference.otherwise import WAY, OtherwiseLinear
 from g4conformance.runtime.contract import KeyValue
 from g4conformance.runtime.static import own_modules
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def fake_quantized(checkpoint: Checkpoint, quantization: Quantization) -> Checkpoint:
@@ -23,24 +25,23 @@ def fake_quantized(checkpoint: Checkpoint, quantization: Quantization) -> Checkp
     them, so that no second copy of them exists.
 
     Rounding to a grid hides most rounding errors and magnifies a few, which depend on the order of every sum. Therefore
-    the same model with linear ops summed in a wider dtype is another way of computing, whose distance counts as noise.
+    the same model with linear ops computed otherwise is another way, whose distance counts as noise.
     """
     outputs = quantization.outputs
-    wider = torch.float64 if checkpoint.dtype is torch.float32 else torch.float32
     return replace(
         checkpoint,
-        model=_rounding_model(checkpoint, quantization, None),
+        model=_rounding_model(checkpoint, quantization, functional.linear),
         digest=f"{checkpoint.digest}-{quantization.scheme.name}-{quantization.digest[:16]}",
         on_key_value=_key_value_rounding(outputs),
-        other_ways={f"linear ops summed in {wider}": _rounding_model(checkpoint, quantization, wider)},
+        other_ways={WAY: _rounding_model(checkpoint, quantization, OtherwiseLinear())},
     )
 
 
-def _rounding_model(checkpoint: Checkpoint, quantization: Quantization, sums: torch.dtype | None) -> Any:
-    """A copy of the model that rounds; linear ops sum in `sums`, or as the model does."""
+def _rounding_model(checkpoint: Checkpoint, quantization: Quantization, compute: Linear) -> Any:
+    """A copy of the model that rounds, and computes its linear ops with `compute`."""
     model: Any = own_modules(checkpoint.model)
     for path, linear in quantization.linears.items():
-        _fake_quantize_linear(model.get_submodule(path), linear, sums)
+        _fake_quantize_linear(model.get_submodule(path), linear, compute)
     outputs = quantization.outputs
     for name, module in _returning_modules(model).items():
         if name in outputs:
@@ -62,14 +63,12 @@ def _returning_modules(model: Any) -> dict[str, nn.Module]:
     }
 
 
-def _fake_quantize_linear(module: Any, linear: LinearQuantization, sums: torch.dtype | None) -> None:
+def _fake_quantize_linear(module: Any, linear: LinearQuantization, compute: Linear) -> None:
     def forward(values: Tensor) -> Tensor:
-        dtype = values.dtype
         if linear.input is not None:
             values = linear.input.fake_quantized(values)
-        weight = module.weight if linear.weight is None else linear.weight.dequantized(dtype)
-        bias = None if module.bias is None else module.bias.to(sums or dtype)
-        result = functional.linear(values.to(sums or dtype), weight.to(sums or dtype), bias).to(dtype)
+        weight = module.weight if linear.weight is None else linear.weight.dequantized(values.dtype)
+        result = compute(values, weight, module.bias)
         return result if linear.output is None else linear.output.fake_quantized(result)
 
     module.forward = forward

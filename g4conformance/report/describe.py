@@ -6,8 +6,10 @@ import io
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from g4conformance.executors.registry import ALL_SCHEMES, EXECUTORS
 from g4conformance.quantization.parameters import GraphQuantization, Quantization
 from g4conformance.quantization.schemes import COVERAGE, SCHEMES, Scheme
 
@@ -16,8 +18,8 @@ _NO = "no"
 
 
 def description() -> str:
-    """Schemes and coverage, as data of the package; no model is loaded."""
-    return _printed([_schemes(SCHEMES.values()), _coverage()])
+    """Schemes, coverage and executors, as data of the package; no model is loaded."""
+    return _printed([_schemes(SCHEMES.values()), _coverage(), _executors()])
 
 
 def counted(quantization: Quantization) -> str:
@@ -66,6 +68,17 @@ def _coverage() -> Table:
     for coverage in COVERAGE:
         name = f"{coverage.graph}<i>" if coverage.graph.endswith("layer/") else coverage.graph.rstrip("/")
         table.add_row(name, ", ".join(coverage.linears) or _NO, ", ".join(coverage.outputs) or _NO, coverage.floating)
+    return table
+
+
+def _executors() -> Table:
+    """Which scheme each executor can express; the reasons of a refusal are given where it is."""
+    table = _table("executors (--executor)", ("executor", "how it runs a graph", *ALL_SCHEMES, "dtypes", "pip install"))
+    for executor in EXECUTORS.values():
+        cells = [executor.refused_schemes.get(scheme, "yes") for scheme in ALL_SCHEMES]
+        refused = [f"not {dtype}: {reason}" for dtype, reason in executor.refused_dtypes.items()]
+        extra = "" if executor.extra is None else escape(f"g4conformance[{executor.extra}]")
+        table.add_row(executor.name, executor.how, *cells, "; ".join(refused) or "all", extra)
     return table
 
 

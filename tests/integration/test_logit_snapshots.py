@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from g4conformance.faults import FAULTS
+
 from .logit_snapshots.extension import LogitSnapshotExtension, differences
 from .logit_snapshots.files import SNAPSHOTS, fed_tokens, orphans, recorded_tokens, snapshot_file
 from .logit_snapshots.record import from_text, to_text
@@ -61,6 +63,24 @@ def test_a_changed_weight_is_noticed(setting: Setting, factor: float) -> None:
     case = resolved_case(runtime, "text-only")
     snapshot = snapshot_file(setting, "text-only").read_text(encoding="utf-8")
     broken = record_case(runtime, case, setting, from_text(snapshot).fed)
+    assert differences(snapshot, to_text(broken))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(setting, id=setting.name, marks=pytest.mark.xdist_group(f"logits, {setting.name}"))
+        for setting in SETTINGS
+        if setting.scheme != "none"
+    ],
+)
+def test_a_changed_program_is_noticed(setting: Setting) -> None:
+    """One layer of a quantized runtime with GELU itself in place of its tanh approximation."""
+    runtime = runtime_of(setting)
+    case = resolved_case(runtime, "text-only")
+    snapshot = snapshot_file(setting, "text-only").read_text(encoding="utf-8")
+    with FAULTS["gelu-lowered-exact"].applied(runtime):
+        broken = record_case(runtime, case, setting, from_text(snapshot).fed)
     assert differences(snapshot, to_text(broken))
 
 

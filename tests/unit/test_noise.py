@@ -151,9 +151,9 @@ def test_an_exact_budget_allows_nothing() -> None:
     assert (limit.largest, limit.mean, limit.gain) == (0.0, 0.0, 0.0)
 
 
-def test_a_step_budget_is_one_step_and_the_noise_of_floats() -> None:
-    limit = Budget(BudgetKind.STEP, "measured", 4.0).limit(NOISE, "prefill/logits", FOUND, step=0.5)
-    assert (limit.largest, limit.mean, limit.gain) == (32.5, math.inf, math.inf)
+def test_a_step_budget_is_a_few_steps_and_the_noise_of_floats() -> None:
+    limit = Budget(BudgetKind.STEP, "measured", 4.0, steps=2.0).limit(NOISE, "prefill/logits", FOUND, step=0.5)
+    assert (limit.largest, limit.mean, limit.gain) == (33.0, math.inf, math.inf)
 
 
 def test_a_quality_budget_is_a_number_of_the_scheme() -> None:

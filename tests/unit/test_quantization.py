@@ -15,6 +15,7 @@ from g4conformance.cases import load_cases
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.checkpoints.seeded import SeededSpec, VisionSpec, seeded_checkpoint
 from g4conformance.errors import ConformanceError
+from g4conformance.executors.registry import EXECUTORS
 from g4conformance.fixtures import fixtures_folder
 from g4conformance.judging.quantization import expected_quantization, observed_quantization
 from g4conformance.plugin import SCHEMES as OPTIONS
@@ -300,6 +301,7 @@ def test_description_and_counts_can_be_read(quantized: Quantized) -> None:
     text = description()
     assert all(scheme in text for scheme in (*SCHEMES, "none"))
     assert all(coverage.graph.split("/")[0] in text for coverage in COVERAGE)
+    assert all(executor in text for executor in EXECUTORS)
     lines = counted(quantized.quantization).splitlines()
     (layer,) = (line.split() for line in lines if line.startswith("layer/0 "))
     program = next(iter(quantized.graphs.graphs["layer/0"].converted.values()))

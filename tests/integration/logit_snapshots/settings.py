@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from g4conformance.checkpoints.checkpoint import LoadOptions, load_checkpoint
 from g4conformance.fixtures import bundled_checkpoint
-from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.static import StaticGemma4Runtime
+from g4conformance.shipped import shipped_runtime
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ SETTINGS = (
     Setting("none", "float32"),
     Setting("none", "bfloat16"),
     Setting("none", "float16"),
+    Setting("w8a16", "float32"),
+    Setting("w8a8", "float32"),
+    Setting("w4a16", "float32"),
+    Setting("w8", "float32"),
 )
 
 
@@ -33,4 +37,4 @@ def build_runtime(setting: Setting, attn_implementation: str = "eager") -> Stati
     """The shipped runtime of a setting, on the bundled checkpoint."""
     options = LoadOptions(dtype=setting.dtype, attn_implementation=attn_implementation)
     checkpoint = load_checkpoint(bundled_checkpoint(), options)
-    return StaticGemma4Runtime(checkpoint, StaticLayout(checkpoint.facts.default_max_seq))
+    return shipped_runtime(checkpoint, checkpoint.facts.default_max_seq, setting.scheme)

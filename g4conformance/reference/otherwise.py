@@ -1,0 +1,50 @@
+"""Linear ops computed otherwise: summed in a wider dtype, and off by as much as executors are from each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from g4conformance.checkpoints.checkpoint import Checkpoint
+from g4conformance.runtime.static import own_modules
+
+WAY = "linear ops summed and rounded otherwise"
+# Of a result's largest |value|. ONNX Runtime and Inductor were measured to differ from eager float graphs by up to 6e-6
+# at values of up to 6, one layer at a time.
+_JITTER = 2.0**-20
+
+
+class OtherwiseLinear:
+    """What a linear op computes with sums in a wider dtype and results off by a little; the same at every run."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+    def __call__(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """As `functional.linear`, in the dtype of `values`."""
+        wide = torch.float64 if values.dtype is torch.float32 else torch.float32
+        result = functional.linear(values.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+        self.generator.manual_seed(result.shape[-1])
+        jitter = torch.rand(result.shape[-1], generator=self.generator, dtype=wide).to(result.device) * 2 - 1
+        return (result + jitter * (_JITTER * result.abs().amax())).to(values.dtype)
+
+
+def with_other_way(checkpoint: Checkpoint) -> Checkpoint:
+    """`checkpoint` whose noise counts how far another executor of its linear ops may be away.
+
+    The shipped runtime's eager graphs call the very modules of the reference and need no such room.
+    """
+    model: Any = own_modules(checkpoint.model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            _compute_otherwise(module)
+    return replace(checkpoint, other_ways={WAY: model}, digest=f"{checkpoint.digest}-otherwise")
+
+
+def _compute_otherwise(module: Any) -> None:
+    linear = OtherwiseLinear()
+    module.forward = lambda values: linear(values, module.weight, module.bias)
