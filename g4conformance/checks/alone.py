@@ -52,15 +52,20 @@ def of_vision(run: CaseRun) -> list[Comparison]:
 def moved(run: CaseRun, found: Sequence[Comparison]) -> list[Comparison]:
     """Of each tensor that is on a grid, the fraction of elements that are another value of it; 0 at best.
 
-    Logits count too, though the softcap has bent their grid: its slope is at most 1.
+    Logits count too, though the softcap has bent their grid: its slope is at most 1. A grid that is finer than the
+    dtype, such as int16 in bfloat16, cannot be told, and its tensors are left out.
     """
-    steps = {c.tensor: run.steps.get(kind_of(c.tensor), 0.0) for c in found}
     fractions = [
-        _loss(c.tensor, ((c.actual - c.expected).abs() > steps[c.tensor] / 2).double().mean())
+        _loss(c.tensor, ((c.actual - c.expected).abs() > step / 2).double().mean())
         for c in found
-        if steps[c.tensor] and c.difference is not None
+        if (step := run.steps.get(kind_of(c.tensor), 0.0)) >= _resolution(c.expected) and step and c.difference
     ]
-    return fractions or [nothing("elements moved", "no graph of this scheme returns quantized values")]
+    return fractions or [nothing("elements moved", "no graph of this scheme returns values on a grid that shows")]
+
+
+def _resolution(values: Tensor) -> float:
+    """The distance between neighbouring numbers of the dtype at the greatest value."""
+    return float(values.abs().amax()) * torch.finfo(values.dtype).eps
 
 
 def moved_on_average(run: CaseRun, found: Sequence[Comparison]) -> list[Comparison]:

@@ -19,7 +19,7 @@ from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.faults.subjects import Subject
 from g4conformance.quantization.graphs import QuantizedGraph
-from g4conformance.quantization.parameters import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, is_op
+from g4conformance.quantization.parameters import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, before_cast, is_op
 from g4conformance.stages import Stage
 
 Edit = Callable[[GraphModule], None]
@@ -135,18 +135,20 @@ def calibrated_on_too_little(runtime: Any, patch: Patch) -> None:
         change_programs(patch, graph, lambda program: rescale(returned_pair(program), 1 / 2))
 
 
-@_fault("values-clipped", check="G4-QUANT-07")
-def values_clipped(runtime: Any, patch: Patch) -> None:
-    """The V of the cache is clipped to a quarter of its range."""
+@_fault("cache-clipped", check="G4-QUANT-07")
+def cache_clipped(runtime: Any, patch: Patch) -> None:
+    """K and V of the cache are clipped to a sixteenth of their ranges."""
     for graph in layers_of(runtime, storing=True):
-        change_programs(patch, graph, lambda program: rescale(returned_pair(program, 2), 1 / 4))
+        change_programs(
+            patch, graph, lambda program: rescale([*returned_pair(program, 1), *returned_pair(program, 2)], 1 / 16)
+        )
 
 
-@_fault("hidden-at-four-bits", check="G4-QUANT-09")
-def hidden_at_four_bits(runtime: Any, patch: Patch) -> None:
-    """Every layer returns its hidden state with a step that is 4,096 times as large: four bits of sixteen."""
+@_fault("hidden-at-two-bits", check="G4-QUANT-09")
+def hidden_at_two_bits(runtime: Any, patch: Patch) -> None:
+    """Every layer returns its hidden state with a step that is 16,384 times as large: two bits of sixteen."""
     for graph in layers_of(runtime):
-        change_programs(patch, graph, lambda program: rescale(returned_pair(program), 4096.0))
+        change_programs(patch, graph, lambda program: rescale(returned_pair(program), 16384.0))
 
 
 @_fault("logits-at-four-bits", check="G4-QUANT-10")
@@ -155,13 +157,11 @@ def logits_at_four_bits(runtime: Any, patch: Patch) -> None:
     change_programs(patch, graph_of(runtime, "head"), lambda program: rescale(returned_pair(program), 4096.0))
 
 
-@_fault("cache-at-two-bits", check="G4-QUANT-11")
-def cache_at_two_bits(runtime: Any, patch: Patch) -> None:
-    """K and V of the cache have two bits of their sixteen."""
-    for graph in layers_of(runtime, storing=True):
-        change_programs(
-            patch, graph, lambda program: rescale([*returned_pair(program, 1), *returned_pair(program, 2)], 16384.0)
-        )
+@_fault("hidden-clipped", check="G4-QUANT-11")
+def hidden_clipped(runtime: Any, patch: Patch) -> None:
+    """Every layer's hidden state is clipped to a sixteenth of its range."""
+    for graph in layers_of(runtime):
+        change_programs(patch, graph, lambda program: rescale(returned_pair(program), 1 / 16))
 
 
 # --- rounding and lowering --------------------------------------------------------------------------------------------
@@ -292,7 +292,8 @@ def input_pair(program: GraphModule, name: str) -> list[Node]:
     return _pair(linear_of(program, name).args[0])
 
 
-def _pair(dequantize: Any) -> list[Node]:
+def _pair(value: Any) -> list[Node]:
+    dequantize = before_cast(value)
     assert is_op(dequantize, DEQUANTIZE)
     assert is_op(dequantize.args[0], QUANTIZE)
     return [dequantize.args[0], dequantize]

@@ -20,6 +20,7 @@ from g4conformance.runtime.layout import StaticLayout
 QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 DEQUANTIZE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
+CAST = "aten.to.dtype"
 _CHANNELS = 8192
 
 
@@ -206,7 +207,13 @@ def _weight(program: GraphModule, value: Any) -> WeightQuantization | None:
 
 def _quantization_of(value: Any) -> ActivationQuantization | None:
     """How a node's value was quantized before it was dequantized by the node."""
-    return _activation(value) if is_op(value, DEQUANTIZE) else None
+    dequantize = before_cast(value)
+    return _activation(dequantize) if is_op(dequantize, DEQUANTIZE) else None
+
+
+def before_cast(value: Any) -> Any:
+    """What a node casts to another dtype; the node itself if it casts nothing."""
+    return value.args[0] if is_op(value, CAST) else value
 
 
 def _activation(node: Node) -> ActivationQuantization:
