@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ _GROUP = ("sliding_attention",) * 4 + ("full_attention",)
 _E2B_GROUPS, _E2B_SHARED_GROUPS = 7, 4
 _BLOCK = 4_194_301  # a prime, so that rows of no matrix begin at the same place of the block twice
 _BIAS_STD = 0.3
+_ADDED, _KEPT = 0.15, 0.9  # of a layer's own output, and of what passes through it
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def tiled_checkpoint(geometry: Geometry, seed: int = 0, options: LoadOptions | N
     model = _allocated(config, options)
     _fill(model, torch.Generator().manual_seed(seed))
     scramble_neutral_parameters(model, seed)
+    _calm(model)
     model.generation_config = GenerationConfig.from_pretrained(bundled_checkpoint())
     facts = model_facts(model.config, model.generation_config, processor)
     digest = hashlib.sha256(f"{config.to_json_string()}\ntiled from seed {seed}".encode()).hexdigest()
@@ -141,6 +144,19 @@ def _fill(model: nn.Module, generator: torch.Generator) -> None:
             _tile(parameter, block, offset, _BIAS_STD)
         else:
             parameter.fill_(1.0)
+
+
+def _calm(model: nn.Module) -> None:
+    """Makes every layer add little to what passes through it, as trained layers do.
+
+    Of 35 layers that add as much as they are given, bfloat16 makes noise: the logits of two sound attention
+    implementations differed by a PEIR of 0.68.
+    """
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if ".post_" in name and "norm" in name:
+            tensor.mul_(_ADDED)
+        elif name.endswith("layer_scalar"):
+            tensor.mul_(1.0 - _KEPT).add_(_KEPT)
 
 
 def _tile(values: Tensor, block: Tensor, offset: int, scale: float) -> None:

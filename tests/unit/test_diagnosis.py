@@ -16,6 +16,7 @@ from g4conformance.checks.run import Mode
 from g4conformance.faults import FAULTS
 from g4conformance.faults.diagnosis import suspects
 from g4conformance.faults.fingerprints import Fingerprint, fingerprint_of, load, save
+from g4conformance.faults.subjects import Subject
 from g4conformance.judging.judge import judge
 from g4conformance.judging.traits import Traits, traits_of
 from g4conformance.judging.verdict import Status, Verdict
@@ -109,8 +110,10 @@ def test_fingerprints_survive_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_every_fault_has_a_recorded_fingerprint_with_its_check() -> None:
-    assert load().keys() == FAULTS.keys(), "record them again: g4conformance faults --record"
-    for id, fault in FAULTS.items():
+    """But for those of quantized runtimes, whose checks name graph and module themselves."""
+    in_float = {id: fault for id, fault in FAULTS.items() if fault.needs is not Subject.QUANTIZED}
+    assert load().keys() == in_float.keys(), "record them again: g4conformance faults --record"
+    for id, fault in in_float.items():
         assert fault.check in load()[id][fault.case], f"{id} was recorded by other checks"
 
 

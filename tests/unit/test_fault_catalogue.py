@@ -15,6 +15,7 @@ from g4conformance.faults.absent import ABSENT
 from g4conformance.faults.matrix import select_faults
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import DERIVED, At, fault
+from g4conformance.faults.subjects import Subject
 from g4conformance.session import RunOptions
 from g4conformance.stages import Stage
 
@@ -41,7 +42,8 @@ def test_fault_says_what_it_is(fault: Fault) -> None:
     assert fault.mechanism.endswith(".")
     assert fault.sources
     assert all(source == DERIVED or source.count("/") >= 3 for source in fault.sources)
-    assert CHECKS[fault.check].stage is fault.stage
+    # Another stage's check may see a fault of a quantized runtime best: the first wrong tensor is not what is wrong.
+    assert CHECKS[fault.check].stage is fault.stage or fault.needs is Subject.QUANTIZED
     assert fault.case in {case.name for case in RunOptions().all_cases()}
 
 

@@ -25,6 +25,7 @@ SETTING: dict[str, Any] = {
     "attn": "eager",
     "image_backend": "torchvision",
     "quant": "none",
+    "executor": "eager",
     "max_seq": 134,
     "torch": "2",
     "transformers": "5",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -178,18 +179,25 @@ def test_transposed_positions_are_another_grid_even_if_as_large(shared_runtime: 
         runtime.vision_prefill(pixels, positions.flip(-1))
 
 
-def test_constants_of_a_vision_graph_move_with_it_and_are_not_saved(
+def test_constants_of_the_pooler_move_with_it_and_are_not_saved(
     shared_runtime: Runtime, tiny_checkpoint: Checkpoint, image_case: ResolvedCase
 ) -> None:
     positions = image_case.request.inputs["image_position_ids"]
-    tower = StaticVisionTower(shared_runtime.model.model, positions, tiny_checkpoint.dtype)
-    for graph, constants in (
-        (tower.patch_embedder, {"position_ids", "padding"}),
-        (tower.layers[0], {"position_ids", "bias", "cos", "sin"}),
-        (tower.pooler, {"position_ids", "padding"}),
-    ):
-        assert {name for name, _ in graph.named_buffers(recurse=False)} == constants
-        assert not constants & graph.state_dict().keys()
+    tower: Any = StaticVisionTower(shared_runtime.model.model, positions, tiny_checkpoint.dtype)
+    constants = {"position_ids", "padding"}
+    assert {name for name, _ in tower.pooler.named_buffers(recurse=False)} == constants
+    assert not constants & tower.pooler.state_dict().keys()
+
+
+def test_one_vision_program_serves_every_grid(shared_runtime: Runtime, image_case: ResolvedCase) -> None:
+    """What differs from grid to grid enters the graphs of the encoder as inputs."""
+    positions = image_case.request.inputs["image_position_ids"]
+    towers = [
+        StaticVisionTower(shared_runtime.model.model, grid, torch.float32) for grid in (positions, positions.flip(-1))
+    ]
+    for graphs in zip(*([tower.patch_embedder, *tower.layers] for tower in towers), strict=True):
+        assert not [name for graph in graphs for name, _ in graph.named_buffers(recurse=False)]
+    assert not torch.equal(towers[0].cos, towers[1].cos)
 
 
 # --- fusion ---------------------------------------------------------------------------------------------------------
