@@ -141,14 +141,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from g4conformance.checks import checks_of
     from g4conformance.stages import Stage
 
-    stage = Stage(marker.args[0])
+    stage, options = Stage(marker.args[0]), _checked_early(metafunc.config)
+    cases = options.selected_cases()
     metafunc.parametrize(
         "judged",
         [
             pytest.param((case.name, check.id), id=f"{stage}-{case.name}-{check.id}", marks=_group(case.name))
-            for case in _checked_early(metafunc.config).selected_cases()
+            for case in cases
             for check in checks_of(stage)
-            if _may_apply(check, case)
+            if _may_apply(check, case, first=case is cases[0], quantized=options.quant != "none")
         ],
         indirect=True,
     )
@@ -162,14 +163,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in unreached]
 
 
-def _may_apply(check: Check, case: Case) -> bool:
-    """Whether the case has what the check needs of it; what it needs of the checkpoint is not known yet."""
+def _may_apply(check: Check, case: Case, *, first: bool, quantized: bool) -> bool:
+    """Whether case and options have what the check needs of them; what it needs of the checkpoint is not known yet."""
     from g4conformance.checks.registry import Needs
 
     met = {
         Needs.PROMPT: case.vocabulary is None,
         Needs.IMAGE: bool(case.images),
         Needs.PROBES: case.self_consistency,
+        Needs.QUANTIZED: quantized,
+        Needs.QUANTIZED_IMAGE: quantized and bool(case.images),
+        Needs.QUANTIZED_ONCE: quantized and first,
     }
     return met.get(check.needs, True)
 
