@@ -21,8 +21,8 @@ HEADROOM = 4.0
 #   no vector kernels in torch         at most 5.8e-6, 1.3e-1 and 2.4e-2 (float32, bfloat16, float16)
 #   two threads                        at most 3.9e-6 in float32, nothing in the others
 #   oneDNN off or with SSE4.1, AVX2    nothing: that machine does not use oneDNN here, and AVX2 is its own
-# Of quantized settings only sdpa and two threads were measured, sdpa is the worst: it flips bins. Where activations have
-# eight bits that moves much, and top ids changed at 28 positions.
+# Of quantized settings only sdpa and two threads were measured; sdpa is the worst, because it flips bins. Where
+# activations have eight bits that moves much, and top ids changed at 28 positions.
 WORST: dict[str, dict[str, float]] = {
     "none-float32": {"mean": 3.9e-6, "std": 1.8e-6, "order": 5.8e-6, "margin": 6.7e-6, "entropy": 2.0e-6},
     "none-bfloat16": {"mean": 1.0e-1, "std": 4.1e-2, "order": 1.9e-1, "margin": 1.3e-1, "entropy": 5.7e-2},
