@@ -144,8 +144,10 @@ class _Isolation:
     def _alone(self, stage: Stage, run: Callable[[GraphsAlone, Recorder], None]) -> None:
         """The graphs of a quantized runtime one by one."""
         if self.quantized:
-            graphs = GraphsAlone(self.runtime, self.reference, self.layout, self.facts)
-            self._call(stage, lambda record: run(graphs, record))
+            self._call(
+                stage,
+                lambda record: run(GraphsAlone(self.runtime, self.reference, self.layout, self.facts), record),
+            )
 
     def _decode_alone(self, graphs: GraphsAlone, record: Recorder) -> None:
         for step in sorted({0, self.case.decode_steps - 1} if self.case.decode_steps else ()):

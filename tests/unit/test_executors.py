@@ -157,7 +157,9 @@ def test_ids_masks_and_several_outputs(
 ) -> None:
     module = seeded(Toy)
     lowered = lower_graph(executor, "toy", module, toy_inputs(0, extra), tmp_path / "toy")
-    assert capfd.readouterr() == ("", ""), "lowering chatters"
+    chatter = "".join(capfd.readouterr()).splitlines()
+    # ExecuTorch's library looks at the processor when it is loaded first, before anybody could silence it.
+    assert not [line for line in chatter if not line.startswith("[cpuinfo_utils.cpp")], "lowering chatters"
     first = lowered(*toy_inputs(1, extra))
     kept = tuple(tensor.clone() for tensor in first)
     second = lowered(*toy_inputs(2, extra))
@@ -279,7 +281,7 @@ def test_artefacts_that_no_run_uses_are_removed(tmp_path: Path, monkeypatch: pyt
 def test_an_unknown_executor_and_scheme_are_refused() -> None:
     with pytest.raises(ConformanceError, match=r"expected an executor among eager, export, .*, found 'tensorrt'\."):
         require_installed("tensorrt")
-    with pytest.raises(ConformanceError, match=r"expected a scheme among none, w8, .*, found 'w2'\."):
+    with pytest.raises(ConformanceError, match=r"expected a scheme among none, .*, w8, found 'w2'\."):
         require_expressible("eager", "w2")
 
 
