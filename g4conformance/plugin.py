@@ -324,9 +324,11 @@ class Judged:
         return isinstance(self.session.runtime, StaticGemma4Runtime)
 
     def _repeat(self) -> str:
-        verdict = self.verdicts[0]
-        model = f" --model {self.session.options.model}" if self.session.options.model else ""
-        return f"pytest -m integration{model} --case {verdict.case} -k {verdict.check}"
+        verdict, options = self.verdicts[0], self.session.options
+        model = f" --model {options.model}" if options.model else ""
+        quant = f" --quant {options.quant}" if options.quant != SCHEMES[0] else ""
+        executor = f" --executor {options.executor}" if options.executor != EXECUTORS[0] else ""
+        return f"pytest -m integration{model}{quant}{executor} --case {verdict.case} -k {verdict.check}"
 
 
 def _stop(request: pytest.FixtureRequest, error: Exception) -> NoReturn:
