@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from float32_products import Float32Products, processor_has_bfloat16
+from float32_products import Float32Products, as_it_is, processor_has_bfloat16
 from forwards import ForwardLog, LoggingRuntime, cpu_seconds
 from torch.fx import GraphModule
 
@@ -67,11 +67,8 @@ class ExportingGraphs(QuantizedGraphs):
     """Quantized graphs that are exported as the model is, whatever way products go."""
 
     def _export(self, graph: QuantizedGraph, inputs: tuple[Any, ...]) -> GraphModule:
-        Float32Products.paused = True
-        try:
+        with as_it_is():
             return super()._export(graph, inputs)
-        finally:
-            Float32Products.paused = False
 
 
 def made_runtime(checkpoint: Checkpoint, options: RunOptions) -> LoggingRuntime:

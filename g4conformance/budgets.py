@@ -34,6 +34,8 @@ class Budget:
         factor: how many times the reference's own rounding noise.
         steps: how many quantization steps on top of that, where the check is about a quantized grid.
         gain_factor: the factor for gains.
+        chances: how many times what independent differences of that size yield by chance a gain may always be off.
+            Only under a scheme, where few bins flip, and others than in calibration.
         quality: what a scheme may lose, in the unit of the check; every such loss is 0 at best.
         evidence: what was measured to arrive at these numbers.
     """
@@ -42,6 +44,7 @@ class Budget:
     evidence: str
     factor: float = 0.0
     gain_factor: float = 0.0
+    chances: float = 0.0
     steps: float = 0.0
     quality: float = 0.0
 
@@ -59,7 +62,8 @@ class Budget:
         mean = self.factor * noise.allowed_mean(tensor, found.base_mean_abs)
         if self.kind is BudgetKind.STEP:
             return Limit(self.steps * step + largest, math.inf, math.inf)
-        return Limit(largest, mean, self.gain_factor * noise.allowed_gain(tensor, max(found.count, 1)))
+        gain = self.gain_factor * noise.allowed_gain(tensor, max(found.count, 1))
+        return Limit(largest, mean, max(gain, self.chances * found.chance_gain))
 
     def would_pass(self, ratio: float) -> float:
         """What would have allowed a difference that is `ratio` times the limit, in the budget's unit."""
@@ -90,7 +94,8 @@ def budget_of(check: Check, dtype: str, scheme: str = "none") -> Budget:
     factor = rounding_factor(check.id, dtype, scheme)
     if check.budget is BudgetKind.STEP:
         return Budget(check.budget, evidence, factor, steps=float(entry["steps"]))
-    return Budget(check.budget, evidence, factor, factor * float(_entries()["gain_tail"][dtype]))
+    tail, by_chance = float(_entries()["gain_tail"][dtype]), float(_entries()["gain_by_chance"]["schemes"])
+    return Budget(check.budget, evidence, factor, factor * tail, chances=0.0 if scheme == "none" else by_chance)
 
 
 def rounding_factor(check_id: str, dtype: str, scheme: str = "none") -> float:

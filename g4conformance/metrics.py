@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +30,9 @@ class Difference:
     `max_abs` and `mean_abs` are infinite when either side holds NaN or Inf at a place where the other differs.
     `gain` is the factor by which base must be multiplied to come closest to target in least squares, <base, target> /
     <base, base>; 1 where nothing differs or base is zero, NaN where a side is not finite. Rounding errors cancel in it,
-    a systematic error adds up. `peir` is None where the base is constant or empty. `where` is the index of the greatest
-    difference.
+    a systematic error adds up. `chance_gain` is how far from 1 it comes by chance, one standard deviation, if the
+    differences are independent of base. `peir` is None where the base is constant or empty. `where` is the index of the
+    greatest difference.
     """
 
     count: int
@@ -40,6 +42,7 @@ class Difference:
     base_max_abs: float
     base_mean_abs: float
     gain: float
+    chance_gain: float
     peir: float | None
     argmax_equal: bool
     where: tuple[int, ...]
@@ -60,7 +63,7 @@ def difference(base: Tensor, target: Tensor) -> Difference:
     """
     _require_same_shape(base, target)
     if base.numel() == 0:
-        return Difference(0, 0, 0.0, 0.0, 0.0, 0.0, 1.0, None, True, ())
+        return Difference(0, 0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, None, True, ())
     target = target.to(base.device)
     if torch.equal(base, target) and bool(torch.isfinite(base).all()):
         return _no_difference(base)
@@ -78,6 +81,7 @@ def difference(base: Tensor, target: Tensor) -> Difference:
         base_max_abs=largest,
         base_mean_abs=float(base64.abs().mean()),
         gain=_gain(base64, target64),
+        chance_gain=_chance_gain(base64, target64),
         peir=float(delta.max()) / interval if interval > 0 else None,
         argmax_equal=bool((base64.argmax(-1) == target64.argmax(-1)).all()) if base.ndim else True,
         where=tuple(int(i) for i in torch.unravel_index(torch.tensor(flat_where), base.shape)),
@@ -96,6 +100,7 @@ def _no_difference(base: Tensor) -> Difference:
         base_max_abs=max(abs(low), abs(high)),
         base_mean_abs=float(base.double().abs().mean()),
         gain=1.0,
+        chance_gain=0.0,
         peir=0.0 if high > low else None,
         argmax_equal=True,
         where=(0,) * base.ndim,
@@ -105,6 +110,13 @@ def _no_difference(base: Tensor) -> Difference:
 def _gain(base: Tensor, target: Tensor) -> float:
     power = float(base.square().sum())
     return float((base * target).sum()) / power if power else 1.0
+
+
+def _chance_gain(base: Tensor, target: Tensor) -> float:
+    """The standard deviation of <base, e> / <base, base> over independent e as large as target - base."""
+    power = float(base.square().sum())
+    spread = float((target - base).square().sum()) / base.numel()
+    return math.sqrt(spread / power) if power else 0.0
 
 
 def top_two_gap(logits: Tensor) -> float:

@@ -35,6 +35,7 @@ from g4conformance.trace import Trace
 # Noise is calibrated on one text that leaves the sliding window and one picture.
 CALIBRATION_CASES = ("window-twice", "image-middle")
 CALIBRATION_STEPS = 12
+_TORCH_KERNELS = ("eager", "export")  # executors that run graphs by the kernels that run the reference
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class ConformanceSession:
 
     def _noisy(self, checkpoint: Checkpoint) -> Checkpoint:
         """With another way of computing, where the runtime's graphs are not run by torch as the reference is."""
-        return checkpoint if self.options.executor == "eager" else with_other_way(checkpoint)
+        return checkpoint if self.options.executor in _TORCH_KERNELS else with_other_way(checkpoint)
 
     def _bench(self, float_noise: Noise) -> Bench:
         facts, dtype = self.checkpoint.facts, self.checkpoint.options.dtype

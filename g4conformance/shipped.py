@@ -6,6 +6,7 @@ from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_c
 from g4conformance.executors import cached_lowering
 from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.quantization.calibration import calibrate, calibration_cases, record_calibration
+from g4conformance.quantization.conversion import run_by_torch
 from g4conformance.quantization.graphs import QuantizedGraphs
 from g4conformance.quantization.parameters import Calibration, Quantization
 from g4conformance.quantization.schemes import NONE, scheme_of
@@ -35,7 +36,7 @@ def shipped_runtime(
         if execute is run_eagerly:
             return StaticGemma4Runtime(checkpoint, layout)
         return StaticGemma4Runtime(checkpoint, layout, executed_by(execute))
-    graphs = QuantizedGraphs(scheme_of(quant), execute)
+    graphs = QuantizedGraphs(scheme_of(quant), run_by_torch if execute is run_eagerly else execute)
     runtime = StaticGemma4Runtime(checkpoint, layout, graphs)
     calibration = calibration or record_calibration(checkpoint, calibration_cases(checkpoint))
     calibrate(runtime, calibration)

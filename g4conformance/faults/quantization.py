@@ -19,7 +19,14 @@ from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
 from g4conformance.faults.subjects import Subject
 from g4conformance.quantization.graphs import QuantizedGraph
-from g4conformance.quantization.parameters import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, before_cast, is_op
+from g4conformance.quantization.parameters import (
+    DEQUANTIZE,
+    DEQUANTIZE_CHANNELS,
+    QUANTIZE,
+    before_cast,
+    constant,
+    is_op,
+)
 from g4conformance.stages import Stage
 
 Edit = Callable[[GraphModule], None]
@@ -264,11 +271,6 @@ def weight_of(program: GraphModule, name: str) -> tuple[str, str]:
     assert is_op(dequantize, DEQUANTIZE_CHANNELS)
     integers, scales = dequantize.args[:2]
     return str(integers.target), str(scales.target)
-
-
-def constant(program: GraphModule, name: str) -> Tensor:
-    tensor: Tensor = getattr(program, name)
-    return tensor
 
 
 def set_constant(program: GraphModule, name: str, tensor: Tensor) -> None:

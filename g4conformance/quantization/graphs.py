@@ -16,20 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 from g4conformance.errors import ConformanceError
-from g4conformance.quantization.parameters import (
-    DEQUANTIZE,
-    Calibration,
-    GraphQuantization,
-    Quantization,
-    is_op,
-    read_graph,
-)
+from g4conformance.quantization.conversion import converted, run_by_torch
+from g4conformance.quantization.parameters import Calibration, GraphQuantization, Quantization, read_graph
 from g4conformance.quantization.quantizer import LinearQuantizer
 from g4conformance.quantization.schemes import Scheme, coverage_of
-from g4conformance.runtime.lowering import ByShape, Execute, Graph, Signature, run_eagerly, signature_of
+from g4conformance.runtime.lowering import ByShape, Execute, Graph, Signature, signature_of
 
 _OBSERVER = "activation_post_process_"
 
@@ -42,6 +36,7 @@ class QuantizedGraph:
         prepared: programs that observe, by signature; none once converted.
         converted: programs with quantize and dequantize ops, by signature.
         observers: what every program of this graph observes with, by the name of the submodule.
+        integers: the quantized weights that its converted programs share, by the name of the float weight.
     """
 
     name: str
@@ -51,6 +46,7 @@ class QuantizedGraph:
     converted: dict[Signature, GraphModule] = field(default_factory=dict)
     executed: dict[Signature, Graph] = field(default_factory=dict)
     observers: dict[str, nn.Module] = field(default_factory=dict)
+    integers: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, *inputs: Any) -> Any:
         signature = signature_of(inputs)
@@ -73,12 +69,12 @@ class QuantizedGraph:
                 f"a calibration case that reaches the graph {self.name!r}", "none", "Add one to the calibration cases."
             )
         for signature in list(self.prepared):  # one at a time: a program that was converted is let go of
-            self.converted[signature] = _converted(self.prepared.pop(signature))
+            self.converted[signature] = converted(self.prepared.pop(signature), self.integers)
 
     def _make(self, signature: Signature, inputs: tuple[Any, ...]) -> None:
         """A program to run; at shapes that calibration did not meet, its observers are those of the other programs."""
         if signature not in self.converted:
-            self.converted[signature] = _converted(self._prepare(signature, inputs))
+            self.converted[signature] = converted(self._prepare(signature, inputs), self.integers)
         self.executed[signature] = self.owner.execute(self.name, self.converted[signature], inputs)
 
     def _prepare(self, signature: Signature, inputs: tuple[Any, ...]) -> GraphModule:
@@ -101,7 +97,7 @@ class QuantizedGraphs:
     Implements `g4conformance.runtime.lowering.Lower`.
     """
 
-    def __init__(self, scheme: Scheme, execute: Execute = run_eagerly) -> None:
+    def __init__(self, scheme: Scheme, execute: Execute = run_by_torch) -> None:
         self.scheme, self.execute = scheme, execute
         self.calibrating = True
         self.calibration: Calibration | None = None
@@ -148,24 +144,6 @@ class QuantizedGraphs:
             return read_graph(program, lambda path: paths[id(graph.graph.get_submodule(path))])
 
         return Quantization(self.scheme, {name: read(graph) for name, graph in self.graphs.items()}, self.calibration)
-
-
-def _converted(prepared: GraphModule) -> GraphModule:
-    """The program with quantize and dequantize ops.
-
-    PT2E dequantizes in the dtype of the model: `(q.to(dtype) - zero_point) * scale`. bfloat16 has 8 bits for an integer
-    of 16, so ours is dequantized in float32 and rounded once.
-    """
-    program = convert_pt2e(prepared)
-    for node in list(program.graph.nodes):
-        dtype = node.kwargs.get("out_dtype", torch.float32) if is_op(node, DEQUANTIZE) else torch.float32
-        if dtype is not torch.float32:
-            node.kwargs = {}
-            with program.graph.inserting_after(node):
-                cast = program.graph.call_function(torch.ops.aten.to.dtype, (node, dtype))
-            node.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
-    program.recompile()
-    return program
 
 
 def _kind(graph: nn.Module) -> Any:

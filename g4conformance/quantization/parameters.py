@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from g4conformance.runtime.layout import StaticLayout
 # By name: these ops do not exist before torchao is imported, and reading a graph does not need it.
 QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
+QUANTIZE_CHANNELS = "quantized_decomposed.quantize_per_channel.default"
 DEQUANTIZE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
 CAST = "aten.to.dtype"
 _CHANNELS = 8192
@@ -201,7 +203,7 @@ def _linear(program: GraphModule, node: Node) -> LinearQuantization:
 def _weight(program: GraphModule, value: Any) -> WeightQuantization | None:
     if not is_op(value, DEQUANTIZE_CHANNELS):
         return None
-    integers, scale = (_constant(program, argument) for argument in value.args[:2])
+    integers, scale = (constant(program, argument.target) for argument in value.args[:2])
     return None if integers.dtype.is_floating_point else WeightQuantization(integers, scale)
 
 
@@ -229,8 +231,9 @@ def _is_unequal(node: Node) -> bool:
     return not (is_op(source, QUANTIZE) and source.args[1:] == node.args[1:])
 
 
-def _constant(program: GraphModule, node: Any) -> Tensor:
-    tensor: Tensor = getattr(program, node.target)
+def constant(program: GraphModule, name: Any) -> Tensor:
+    """The tensor that a program holds under the name, which may lie in a submodule."""
+    tensor: Tensor = operator.attrgetter(name)(program)
     return tensor
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
@@ -52,11 +53,23 @@ class LinearQuantizer(Quantizer):
         """Nothing to validate: there is no target that could lack an op."""
 
 
+class WeightObserver(PerChannelMinMaxObserver):
+    """Sees a weight [out, in] once, in its own dtype: it never changes, and a head in float32 is gigabytes."""
+
+    min_val: Tensor
+    max_val: Tensor
+
+    def forward(self, weight: Tensor) -> Tensor:
+        if self.min_val.numel() == 0:
+            self.min_val, self.max_val = (bound.to(self.min_val.dtype) for bound in torch.aminmax(weight, dim=1))
+        return weight
+
+
 def weight_spec(scheme: Scheme) -> QuantizationSpec:
     """Signed, symmetric, one scale an output channel."""
     return QuantizationSpec(
         dtype=_INTEGERS[scheme.weight_bits],
-        observer_or_fake_quant_ctr=PerChannelMinMaxObserver,
+        observer_or_fake_quant_ctr=WeightObserver,
         quant_min=-scheme.weight_max,
         quant_max=scheme.weight_max,
         qscheme=torch.per_channel_symmetric,

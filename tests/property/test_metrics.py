@@ -53,6 +53,9 @@ def test_difference_of_finite_tensors_is_numpys(pair: tuple[np.ndarray, np.ndarr
     assert found.base_max_abs == np.abs(base).max()
     assert found.peir == (delta.max() / interval(base) if interval(base) else None)
     assert delta[found.where] == delta.max()
+    power = np.square(base.astype(np.float64)).sum()
+    chance = np.sqrt(np.square(delta).mean() / power) if power else 0.0
+    assert found.chance_gain == pytest.approx(chance, rel=1e-12)
 
 
 @given(pairs(finite))

@@ -65,6 +65,17 @@ def test_a_gain_is_what_scales_base_onto_target() -> None:
     assert difference(torch.zeros(2), torch.ones(2)).gain == 1.0
 
 
+def test_chance_alone_moves_a_gain_by_about_its_standard_deviation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(50, 40, generator=generator)
+    errors = [0.1 * torch.randn(50, 40, generator=generator) for _ in range(200)]
+    found = [difference(base, base + error) for error in errors]
+    deviations = torch.tensor([(one.gain - 1) / one.chance_gain for one in found])
+    assert 0.8 < float(deviations.std()) < 1.2
+    scaled = difference(base, base * 1.001)
+    assert abs(scaled.gain - 1) > 40 * scaled.chance_gain, "a factor is no chance: sqrt(2000) deviations"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("sides", ["base", "target", "both"])
 def test_what_is_not_finite_is_infinitely_wrong_even_on_both_sides(value: float, sides: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,14 @@ def test_a_step_budget_is_a_few_steps_and_the_noise_of_floats() -> None:
 def test_a_quality_budget_is_a_number_of_the_scheme() -> None:
     limit = Budget(BudgetKind.QUALITY, "measured", quality=0.25).limit(NOISE, "prefill/logits", FOUND, step=0.5)
     assert (limit.largest, limit.mean, limit.gain) == (0.25, 0.25, math.inf)
+
+
+def test_under_a_scheme_a_gain_may_be_off_by_what_chance_makes_of_it() -> None:
+    by_noise = budget_of(CHECKS["G4-PREFILL-03"], "float32")
+    by_chance = budget_of(CHECKS["G4-PREFILL-03"], "float32", "w8a8")
+    flipped = replace(FOUND, chance_gain=7.0)
+    assert by_chance.limit(NOISE, "prefill/logits", flipped).gain == 4.0 * 7.0
+    assert by_noise.limit(NOISE, "prefill/logits", flipped) == by_noise.limit(NOISE, "prefill/logits", FOUND)
 
 
 @pytest.mark.parametrize("scheme", ["none", *SCHEMES])

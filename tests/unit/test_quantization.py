@@ -19,6 +19,7 @@ from g4conformance.executors.registry import EXECUTORS
 from g4conformance.fixtures import fixtures_folder
 from g4conformance.judging.quantization import expected_quantization, observed_quantization
 from g4conformance.plugin import SCHEMES as OPTIONS
+from g4conformance.quantization import conversion
 from g4conformance.quantization.calibration import calibration_cases, record_calibration
 from g4conformance.quantization.graphs import QuantizedGraph, QuantizedGraphs
 from g4conformance.quantization.parameters import Calibration, Quantization, quantizable
@@ -75,7 +76,9 @@ def calibration(checkpoint: Checkpoint) -> Calibration:
 
 @pytest.fixture(scope="module", params=SCHEMES)
 def quantized(request: pytest.FixtureRequest, checkpoint: Checkpoint, calibration: Calibration) -> Quantized:
-    runtime = shipped_runtime(checkpoint, checkpoint.facts.default_max_seq, request.param, calibration=calibration)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conversion, "_ELEMENTS", 100)  # weights are quantized in pieces of a few rows
+        runtime = shipped_runtime(checkpoint, checkpoint.facts.default_max_seq, request.param, calibration=calibration)
     assert isinstance(runtime.lower, QuantizedGraphs)
     assert runtime.quantization is not None
     return Quantized(runtime, runtime.lower, runtime.quantization)
@@ -163,6 +166,27 @@ def test_other_buffers_are_served_with_the_calibrated_scales(quantized: Quantize
     torch.testing.assert_close(logits, usual, rtol=0.02, atol=0.02)
     assert runtime.quantization is not None
     assert runtime.quantization.digest == before
+
+
+def test_programs_of_one_graph_share_its_integers_and_hold_no_float_weight(quantized: Quantized) -> None:
+    programs = list(quantized.graphs.graphs["layer/0"].converted.values())
+    integers = [{b.data_ptr() for b in program.buffers() if b.dtype is torch.int8} for program in programs]
+    assert len(programs) > 1
+    assert integers[0]
+    assert all(held == integers[0] for held in integers)
+    assert not [name for name, _ in programs[0].named_parameters() if name.endswith(("proj.weight", "gate.weight"))]
+
+
+def test_a_weight_is_quantized_piece_by_piece_as_the_op_quantizes_it_whole(
+    quantized: Quantized, checkpoint: Checkpoint
+) -> None:
+    bound = quantized.quantization.scheme.weight_max
+    for path, linear in quantized.quantization.linears.items():
+        assert linear.weight is not None
+        weight, scale = checkpoint.model.get_parameter(f"{path}.weight").detach(), linear.weight.scale
+        zero = torch.zeros_like(scale, dtype=torch.int64)
+        whole = torch.ops.quantized_decomposed.quantize_per_channel(weight, scale, zero, 0, -bound, bound, torch.int8)
+        assert torch.equal(linear.weight.integers, whole), path
 
 
 def test_programs_share_the_float_tensors_that_they_keep(quantized: Quantized, checkpoint: Checkpoint) -> None:

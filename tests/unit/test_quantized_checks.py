@@ -103,7 +103,12 @@ def move(record: Record, alone: str, kind: str, steps: float, index: object = ..
 
 
 def one_element_far(check: str, alone: str, kind: str) -> None:
-    damage(check)(lambda record: move(record, alone, kind, 2.5, (0, 0, 0)))
+    """A little further than the check allows."""
+
+    def apply(record: Record) -> None:
+        move(record, alone, kind, 1.25 * record.bench.budget(CHECKS[check]).steps, (0, 0, 0))
+
+    damage(check)(apply)
 
 
 def all_elements_a_step(check: str, alone: str, kind: str) -> None:
