@@ -42,7 +42,8 @@ def export_program(module: nn.Module, example_inputs: tuple[Any, ...]) -> Progra
 
 
 def tensors_of(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
-    return tuple(value for value in inputs if value is not None)
+    """The inputs that are not None, each dense: ExecuTorch takes no slice, and Inductor only one with equal strides."""
+    return tuple(value.contiguous() for value in inputs if value is not None)
 
 
 def as_tuple(outputs: Outputs) -> tuple[Tensor, ...]:

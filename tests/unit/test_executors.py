@@ -169,6 +169,19 @@ def test_ids_masks_and_several_outputs(
     assert all(map(torch.equal, first, kept)), "the second call overwrote the results of the first"
 
 
+def test_a_slice_may_enter_where_a_dense_tensor_was_the_example_and_the_other_way_round(
+    executor: str, tmp_path: Path
+) -> None:
+    module = seeded(OneTuple)
+    (dense,) = hidden_inputs(1)
+    sliced = torch.stack([dense, dense], dim=-1)[..., 0]
+    assert not sliced.is_contiguous()
+    for name, example, given in (("dense", dense, sliced), ("sliced", sliced, dense)):
+        lowered = lower_graph(executor, "toy", module, (example,), tmp_path / name)
+        with torch.no_grad():
+            require_same(lowered(given), module(given))
+
+
 def test_a_tuple_of_one_stays_one_when_it_is_loaded_too(executor: str, tmp_path: Path) -> None:
     module = seeded(OneTuple)
     for _ in ("made", "loaded"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from g4conformance.judging.quantization import expected_quantization, observed_q
 from g4conformance.plugin import SCHEMES as OPTIONS
 from g4conformance.quantization import conversion
 from g4conformance.quantization.calibration import calibration_cases, record_calibration
+from g4conformance.quantization.conversion import run_by_torch
 from g4conformance.quantization.graphs import QuantizedGraph, QuantizedGraphs
 from g4conformance.quantization.parameters import Calibration, Quantization, quantizable
 from g4conformance.quantization.reference import fake_quantized
@@ -187,6 +189,27 @@ def test_a_weight_is_quantized_piece_by_piece_as_the_op_quantizes_it_whole(
         zero = torch.zeros_like(scale, dtype=torch.int64)
         whole = torch.ops.quantized_decomposed.quantize_per_channel(weight, scale, zero, 0, -bound, bound, torch.int8)
         assert torch.equal(linear.weight.integers, whole), path
+
+
+def test_torch_runs_a_program_thriftily_to_the_same_bits(quantized: Quantized) -> None:
+    graph = quantized.graphs.graphs["head"]
+    for signature, program in graph.converted.items():
+        inputs = tuple(torch.randn(shape).to(dtype) for shape, dtype in signature)
+        thrifty = run_by_torch("head", program, inputs)
+        assert isinstance(thrifty, GraphModule)
+        assert not ops(thrifty, "dequantize_per_channel")
+        with torch.no_grad():
+            assert all(map(torch.equal, thrifty(*inputs), program(*inputs)))
+
+
+def test_a_weight_with_zero_points_is_left_to_the_op(quantized: Quantized) -> None:
+    """Such a weight is a mistake, which must show."""
+    program = copy.deepcopy(next(iter(quantized.graphs.graphs["head"].converted.values())))
+    (zero_points,) = (node.args[2].target for node in ops(program, "dequantize_per_channel"))
+    program.get_buffer(zero_points).add_(1)
+    thrifty = run_by_torch("head", program, ())
+    assert isinstance(thrifty, GraphModule)
+    assert ops(thrifty, "dequantize_per_channel")
 
 
 def test_programs_share_the_float_tensors_that_they_keep(quantized: Quantized, checkpoint: Checkpoint) -> None:
