@@ -47,15 +47,12 @@ def known_lines(verdicts: Sequence[Verdict], review: Review) -> list[str]:
     inheriting = {(v.check, v.case) for v in verdicts if v.known is not None and v.known.inherited_from}
     if inheriting:
         lines.append(f"  {len(inheriting)} more inherit from them")
-    lines += [
-        f"  {v.check} on {v.case}, {v.mode}: {widened_text(v.widened, v.unit)}"
-        for v in verdicts
-        if v.widened is not None
-    ]
+    for verdict in verdicts:
+        if verdict.widened is not None and not verdict.failed:
+            text = widened_text(verdict.widened, verdict.unit)
+            lines.append(f"  {verdict.check} on {verdict.case}, {verdict.mode}: {text}")
     if review.untouched:
-        lines.append(
-            f"  {len(review.untouched)} entries are about what was not judged here: {review.untouched[0]}, ..."
-        )
+        lines.append(f"  about checks, cases or settings that were not judged here: {', '.join(review.untouched)}")
     return [f"declared in {review.declared.path or FILE_NAME}:", *lines] if lines else []
 
 

@@ -18,6 +18,7 @@ from g4conformance.report.suspects import likely, suspect_lines
 from g4conformance.stages import Stage
 
 _WIDTH = 140
+_STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "inherited": "yellow", "known": "yellow"}
 
 
 def summary_text(
@@ -111,9 +112,7 @@ def _of_budget(ratio: float) -> str:
 
 
 def _styled(word: str) -> str:
-    style = {"pass": "green", "fail": "bold red", "error": "bold red", "inherited": "yellow", "known": "yellow"}.get(
-        word
-    )
+    style = _STYLES.get(word)
     return f"[{style}]{word}[/]" if style else word
 
 
@@ -132,12 +131,12 @@ def _closing_lines(verdicts: Sequence[Verdict], failed_tests: int, review: Revie
         lines.append(f"[bold red]does not conform[/]: wrong first at {first.stage} ({first.check}, case {first.case})")
         if resembling := suspect_lines(likely(verdicts)):
             lines += ["known mistakes that look like this:", *map(escape, resembling)]
-    elif review.problems:
+    if review.problems:
         lines.append(f"[bold red]not as declared[/] in {escape(str(review.declared.path))}:")
         lines += [escape(f"  {problem}") for problem in review.problems]
-    elif failed_tests:
+    elif failed_tests and not wrong:
         lines.append(f"[bold red]incomplete[/]: {failed_tests} tests failed for another reason than a wrong value")
-    elif judged:
+    elif judged and not wrong:
         lines.append(f"[green]{conformity(verdicts)}[/]")
     return lines
 
