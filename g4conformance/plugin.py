@@ -171,6 +171,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in unreached]
 
 
+def is_ours(item: pytest.Function, fixture: str) -> bool:
+    """Whether the test gets this fixture from the plugin, and not from a conftest or module that overrides it."""
+    definitions = item._fixtureinfo.name2fixturedefs.get(fixture, ())
+    return not definitions or definitions[-1].func.__module__ == __name__
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Adds the guard of the suite to a module that imports some of its tests without it."""
+    report = yield
+    if isinstance(collector, pytest.Module) and report.passed and any(map(_has_stage, report.result)):
+        from g4conformance.suite.guard import guards_of
+
+        report.result += guards_of(collector, report.result)
+    return report
+
+
+def _has_stage(node: pytest.Item | pytest.Collector) -> bool:
+    return node.get_closest_marker("stage") is not None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_report_teststatus(report: pytest.TestReport) -> Generator[None, Any, Any]:
     """Counts no test that asks a runtime in floating point about its quantization: there is nothing to ask."""
@@ -184,8 +207,7 @@ def _may_be_quantized(metafunc: pytest.Metafunc, options: RunOptions) -> bool:
     Raises:
         pytest.UsageError: an option that a `runtime` fixture of the adopter's would leave without effect.
     """
-    fixtures = metafunc.definition._fixtureinfo.name2fixturedefs["runtime"]
-    brought = fixtures[-1].func.__module__ != __name__
+    brought = not is_ours(metafunc.definition, "runtime")
     if brought and (ignored := [name for name in ("--runtime", "--executor") if metafunc.config.getoption(name)]):
         raise pytest.UsageError(
             f"g4conformance: expected the runtime of the fixture `runtime`, found {ignored[0]} too. Leave one out."

@@ -79,7 +79,8 @@ def as_html(verdicts: Sequence[Verdict], setting: Mapping[str, Any], review: Rev
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(title)}</title><style>{_STYLE}</style>'
         f"<h1>{_text(title)}: {ending}</h1>"
-        f"{_case_table(verdicts)}{_known(verdicts, review)}{_suspects(verdicts)}{_findings(verdicts)}<h2>Setting</h2><table>{facts}</table></html>"
+        f"{_case_table(verdicts)}{_known(verdicts, review)}{_suspects(verdicts)}{_findings(verdicts)}"
+        f"<h2>Setting</h2><table>{facts}</table></html>"
     )
 
 
@@ -112,8 +113,9 @@ def _suspects(verdicts: Sequence[Verdict]) -> str:
 def _known(verdicts: Sequence[Verdict], review: Review) -> str:
     """What was declared and what became of it: failures with their links, and entries that are not true."""
     rows = "".join(
-        f"<tr class=known><td><code>{check}</code></td><td>{_text(', '.join(cases))}</td><td>{_text(known.category)}</td>"
-        f'<td>{_text(known.reason)}</td><td><a href="{_text(known.link)}">{_text(known.link)}</a></td></tr>'
+        f'<tr class="known"><td><code>{check}</code></td><td>{_text(", ".join(cases))}</td>'
+        f"<td>{_text(known.category)}</td><td>{_text(known.reason)}</td>"
+        f'<td><a href="{_text(known.link)}">{_text(known.link)}</a></td></tr>'
         for (check, known), cases in failures_declared(verdicts).items()
     )
     head = "<tr><th>check</th><th>cases</th><th>category</th><th>reason</th><th>link</th></tr>"
