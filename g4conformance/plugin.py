@@ -10,7 +10,7 @@ import argparse
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 if "PYTEST_XDIST_WORKER" in os.environ:  # one thread a worker, set before any conftest imports torch
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_T = TypeVar("_T")
 MARKERS = {
     "unit": "fast tests without a model, or with the bundled one",
     "property": "hypothesis tests against independent oracles",
@@ -36,6 +37,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 _PATH_OPTIONS = ("--model", "--cases", "--image", "--report", "--known")
 _SUITE_OPTIONS = (*_PATH_OPTIONS, "--runtime", "--quant", "--executor", "--case", "--prompt")
 _KNOWN = "conformance.toml"
+_Around = Generator[None, _T, _T]  # what a hook wrapper is: it hands on what the hooks inside it have returned
 _EARLY = pytest.StashKey["RunOptions"]()
 _COLLECTOR = "g4conformance-collector"
 _UNASKED = "unasked"  # the property of a test that turned out to ask what only a quantized runtime can answer
@@ -178,9 +180,7 @@ def is_ours(item: pytest.Function, fixture: str) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(collector: pytest.Collector) -> _Around[pytest.CollectReport]:
     """Adds the guard of the suite to a module that imports some of its tests without it."""
     report = yield
     if isinstance(collector, pytest.Module) and report.passed and any(map(_has_stage, report.result)):
@@ -195,7 +195,7 @@ def _has_stage(node: pytest.Item | pytest.Collector) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_report_teststatus(report: pytest.TestReport) -> Generator[None, Any, Any]:
+def pytest_report_teststatus(report: pytest.TestReport) -> _Around[Any]:
     """Counts no test that asks a runtime in floating point about its quantization: there is nothing to ask."""
     status = yield
     return ("", "", "") if report.skipped and (_UNASKED, True) in report.user_properties else status

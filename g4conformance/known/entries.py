@@ -120,6 +120,10 @@ class Declared:
     failures: tuple[KnownFailure, ...] = ()
     budgets: tuple[WiderBudget, ...] = ()
 
+    @property
+    def entries(self) -> tuple[KnownFailure | WiderBudget, ...]:
+        return (*self.failures, *self.budgets)
+
     def within(self, scheme: str, dtype: str) -> Declared:
         """What it declares about runs with this scheme and dtype."""
         return replace(

@@ -11,7 +11,7 @@ from g4conformance.checks.needs import may_apply
 from g4conformance.checks.registry import Needs
 from g4conformance.errors import CaseError
 from g4conformance.judging.verdict import Status, Verdict
-from g4conformance.known.entries import ANY, NOTHING, Declared, KnownFailure, Scope, WiderBudget
+from g4conformance.known.entries import ANY, NOTHING, Declared, KnownFailure, Scope
 
 _UNJUDGED = (Status.NOT_OBSERVED, Status.NOT_APPLICABLE)
 _REMOVE = "remove the entry"
@@ -41,7 +41,7 @@ def require_possible(declared: Declared, cases: Iterable[Case]) -> None:
         CaseError: there is no such case, or the entry's check can never judge it.
     """
     by_name = {case.name: case for case in cases}
-    for entry in (*declared.failures, *declared.budgets):
+    for entry in declared.entries:
         check = CHECKS[entry.scope.check]
         for name in set(entry.scope.cases) - {ANY, OWN_CASE}:
             if name not in by_name:
@@ -75,14 +75,18 @@ def review(declared: Declared, verdicts: Sequence[Verdict], scheme: str, dtype: 
             judged, are no problems.
     """
     problems, untouched = [], []
-    for entry in (*declared.failures, *declared.budgets):
+    for entry in declared.entries:
         own = [v for v in verdicts if entry.scope.covers(v.check, v.case)] if entry.scope.within(scheme, dtype) else []
         if not own:
             untouched.append(entry.place)
             continue
         everything = _all_judged(entry.scope, own, cases)
-        found = _failure_problems if isinstance(entry, KnownFailure) else _budget_problems
-        problems += [f"{entry.place}: {problem}" for problem in found(entry, _by_case(own), everything)]
+        found = (
+            _failure_problems(entry, _by_case(own), everything)
+            if isinstance(entry, KnownFailure)
+            else _budget_problems(own, everything)
+        )
+        problems += [f"{entry.place}: {problem}" for problem in found]
     return Review(declared, tuple(problems), tuple(untouched))
 
 
@@ -94,8 +98,7 @@ def _failure_problems(entry: KnownFailure, by_case: Mapping[str, list[Verdict]],
     return problems
 
 
-def _budget_problems(entry: WiderBudget, by_case: Mapping[str, list[Verdict]], everything: bool) -> list[str]:
-    verdicts = [verdict for own in by_case.values() for verdict in own]
+def _budget_problems(verdicts: Sequence[Verdict], everything: bool) -> list[str]:
     if not everything or any(verdict.widened for verdict in verdicts):
         return []
     if all(verdict.status in _UNJUDGED for verdict in verdicts):

@@ -11,8 +11,8 @@ from g4conformance.plugin import is_ours
 _DROPPING = ("skip", "skipif")
 _FIXED = ("conformance", "judged")  # fixtures that judge; `runtime` and `checkpoint` are an adopter's to override
 _REMEDY = (
-    "Import all of it with `from g4conformance.suite import *`. What the runtime does not have is told as not observed, "
-    "what it fails is declared in conformance.toml or by an xfail with a reason. Choose with --case and -k."
+    "Import all of it with `from g4conformance.suite import *`. What the runtime does not have is not observed, what "
+    "it fails is declared in conformance.toml or by an xfail with a reason. Choose with --case and -k."
 )
 
 
