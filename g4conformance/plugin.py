@@ -413,7 +413,7 @@ class Judged:
         verdict, declared = self.verdicts[0], self.session.bench.declared
         entry = declared.failure(verdict.check, verdict.case)
         told = "" if entry is None else stale(entry, self.verdicts)
-        return "" if entry is None or not told else f"{declared.path}, {entry.place}: {verdict.case} {told}"
+        return "" if entry is None or not told else f"{declared.path}, {entry.place}: on {verdict.case} it {told}"
 
     def _is_shipped(self) -> bool:
         from g4conformance.runtime.static import StaticGemma4Runtime

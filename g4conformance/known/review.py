@@ -91,7 +91,11 @@ def review(declared: Declared, verdicts: Sequence[Verdict], scheme: str, dtype: 
 
 
 def _failure_problems(entry: KnownFailure, by_case: Mapping[str, list[Verdict]], everything: bool) -> list[str]:
-    problems = [f"{case} {told}" for case, own in by_case.items() if (told := stale(entry, own))]
+    untrue: dict[str, list[str]] = {}
+    for case, own in by_case.items():
+        if told := stale(entry, own):
+            untrue.setdefault(told, []).append(case)
+    problems = [f"on {', '.join(cases)} it {told}" for told, cases in untrue.items()]
     statuses = {verdict.status for own in by_case.values() for verdict in own}
     if not problems and everything and Status.KNOWN not in statuses:
         return [f"matches nothing that was judged; {_REMOVE}"]
