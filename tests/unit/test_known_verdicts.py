@@ -117,14 +117,23 @@ WIDENED_A = replace(PASS_A, widened=Widened(8.0, 12.0, "why"))
 
 PROBLEMS = {
     "as declared": (known(CHECK, "a"), [KNOWN_A], []),
-    "it passes": (known(CHECK, "a"), [PASS_A], ["a passes; remove the entry"]),
-    "one of two passes": (known(CHECK, "a", "b"), [KNOWN_A, PASS_B], ["b passes; remove the case from the entry"]),
+    "it passes": (known(CHECK, "a"), [PASS_A], ["on a it passes; remove the entry"]),
+    "one of two passes": (
+        known(CHECK, "a", "b"),
+        [KNOWN_A, PASS_B],
+        ["on b it passes; remove the case from the entry"],
+    ),
     "all cases, one passes": (
         known(CHECK),
         [KNOWN_A, PASS_B],
-        ["b passes; name the cases that fail instead of *, or remove the entry"],
+        ["on b it passes; name the cases that fail instead of *, or remove the entry"],
     ),
-    "not observed": (known(CHECK, "a"), [UNSEEN_A], ["a is not observed (there); remove the entry"]),
+    "all cases, all pass": (
+        known(CHECK),
+        [PASS_A, PASS_B],
+        ["on a, b it passes; name the cases that fail instead of *, or remove the entry"],
+    ),
+    "not observed": (known(CHECK, "a"), [UNSEEN_A], ["on a it is not observed (there); remove the entry"]),
     "all cases, one not observed": (known(CHECK), [KNOWN_A, UNSEEN_B], []),
     "all cases, none observed": (
         known(CHECK),
@@ -192,7 +201,7 @@ def test_what_is_not_true_is_told_last() -> None:
     text = summary_text([PASS_A], SETTING, failed_tests=1, review=found)
     assert text.splitlines()[-2:] == [
         "not as declared in conformance.toml:",
-        f"  [[known]] entry 1 ({CHECK}): a passes; remove the entry",
+        f"  [[known]] entry 1 ({CHECK}): on a it passes; remove the entry",
     ]
     assert "conforms" not in text
     assert "does not conform" in as_html([PASS_A], SETTING, found)
