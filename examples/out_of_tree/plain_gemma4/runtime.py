@@ -40,8 +40,7 @@ class PlainGemma4:
         self.reset()
         if fused_embeds is None:
             fused_embeds = self.token_embedding(inputs.llm_input_ids).clone()
-            if inputs.pixel_values is not None:
-                slot = inputs.input_ids == self.config.image_token_id
+            if (slot := inputs.input_ids == self.config.image_token_id).any():
                 fused_embeds[slot] = self.vision_prefill(inputs.pixel_values, inputs.image_position_ids)
         return self._tell("prefill/logits", self._forward(inputs.llm_input_ids, fused_embeds, inputs.valid_length))
 
