@@ -65,9 +65,14 @@ class Budget:
         gain = self.gain_factor * noise.allowed_gain(tensor, max(found.count, 1))
         return Limit(largest, mean, max(gain, self.chances * found.chance_gain))
 
+    @property
+    def number(self) -> float:
+        """The budget itself, in its unit."""
+        return {BudgetKind.QUALITY: self.quality, BudgetKind.STEP: 1.0}.get(self.kind, self.factor)
+
     def would_pass(self, ratio: float) -> float:
         """What would have allowed a difference that is `ratio` times the limit, in the budget's unit."""
-        return ratio * {BudgetKind.QUALITY: self.quality, BudgetKind.STEP: 1.0}.get(self.kind, self.factor)
+        return ratio * self.number
 
     @property
     def unit(self) -> str:

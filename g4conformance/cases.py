@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from g4conformance.errors import CaseError
 
 IMAGE_MARK = "{image}"
+OWN_CASE = "own"  # the name of the case of --prompt and --image
 FILL_MARK = "{fill}"
 
 
@@ -105,7 +106,7 @@ def own_case(prompt: str, images: Sequence[str]) -> Case:
     missing = len(images) - prompt.count(IMAGE_MARK)
     paths = tuple(str(Path(image).expanduser().absolute()) for image in images)
     return Case(
-        "own",
+        OWN_CASE,
         "the prompt given on the command line",
         prompt=IMAGE_MARK * missing + prompt,
         images=paths,

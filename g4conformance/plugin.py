@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
-    from g4conformance.cases import Case
     from g4conformance.checkpoints.checkpoint import Checkpoint
-    from g4conformance.checks import Check
     from g4conformance.judging.verdict import Verdict
     from g4conformance.runtime.contract import Runtime
     from g4conformance.session import ConformanceSession, RunOptions
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 if "PYTEST_XDIST_WORKER" in os.environ:  # one thread a worker, set before any conftest imports torch
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_T = TypeVar("_T")
 MARKERS = {
     "unit": "fast tests without a model, or with the bundled one",
     "property": "hypothesis tests against independent oracles",
@@ -34,9 +34,13 @@ MARKERS = {
 SCHEMES = ("w8a16", "w8a8", "w4a16", "w8", "none")
 EXECUTORS = ("eager", "export", "onnxruntime", "executorch", "inductor")
 DTYPES = ("float32", "bfloat16", "float16")
-_PATH_OPTIONS = ("--model", "--cases", "--image", "--report")
+_PATH_OPTIONS = ("--model", "--cases", "--image", "--report", "--known")
+_SUITE_OPTIONS = (*_PATH_OPTIONS, "--runtime", "--quant", "--executor", "--case", "--prompt")
+_KNOWN = "conformance.toml"
+_Around = Generator[None, _T, _T]  # what a hook wrapper is: it hands on what the hooks inside it have returned
 _EARLY = pytest.StashKey["RunOptions"]()
 _COLLECTOR = "g4conformance-collector"
+_UNASKED = "unasked"  # the property of a test that turned out to ask what only a quantized runtime can answer
 
 
 def positive(text: str) -> int:
@@ -60,10 +64,10 @@ def add_options(add: Any) -> None:
     add("--device", default="cpu", help="torch device of reference and runtime (default: cpu)")
     add("--attn", choices=("eager", "sdpa"), default="eager", help="attention implementation (default: eager)")
     add("--image-backend", choices=("torchvision", "pil"), default="torchvision", help="which image processor resizes")
-    add("--quant", choices=SCHEMES, default="w8a16", help="quantization scheme of the shipped runtime (default: w8a16)")
-    add(
-        "--executor", choices=EXECUTORS, default="eager", help="what runs the shipped runtime's graphs (default: eager)"
-    )
+    add("--runtime", metavar="MODULE:FACTORY", help="judge a runtime of yours: what factory(checkpoint) makes")
+    add("--known", metavar="FILE", help=f"known failures (default: {_KNOWN} where pytest is called, or in its rootdir)")
+    add("--quant", choices=SCHEMES, help=f"quantization scheme of the shipped runtime (default: {SCHEMES[0]})")
+    add("--executor", choices=EXECUTORS, help=f"what runs the shipped runtime's graphs (default: {EXECUTORS[0]})")
     add("--max-seq", type=positive, help="rows of the static buffers (default: 2 windows + soft-token budget)")
     add("--case", action="append", default=[], metavar="NAME", help="judge only this case; may be repeated")
     add("--cases", metavar="FILE", help="a cases file of your own (YAML, see the bundled cases.yaml)")
@@ -111,6 +115,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "loadgroup"  # a case is recorded once: all its checks go to one worker
+    from g4conformance.report.collector import VerdictCollector
+
     config.pluginmanager.register(VerdictCollector(config), _COLLECTOR)
 
 
@@ -128,8 +134,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def _check_given_options(config: pytest.Config) -> None:
     """Checks early if the run speaks of the suite at all; a run of other tests imports nothing heavy for it."""
-    given = any(config.getoption(name) for name in ("--model", "--case", "--cases", "--prompt", "--image", "--report"))
-    if given or config.getoption("--executor") != EXECUTORS[0] or config.getoption("--quant") != SCHEMES[0]:
+    if any(config.getoption(name) for name in _SUITE_OPTIONS):
         _checked_early(config)
 
 
@@ -139,17 +144,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None or "judged" not in metafunc.fixturenames:
         return
     from g4conformance.checks import checks_of
+    from g4conformance.checks.needs import may_apply
     from g4conformance.stages import Stage
 
-    stage, options = Stage(marker.args[0]), _checked_early(metafunc.config)
-    cases = options.selected_cases()
+    try:
+        options = _checked_early(metafunc.config)
+        quantized = _may_be_quantized(metafunc, options)
+    except pytest.UsageError as error:
+        _stop(metafunc.definition.session, error)
+    stage, cases = Stage(marker.args[0]), options.selected_cases()
     metafunc.parametrize(
         "judged",
         [
             pytest.param((case.name, check.id), id=f"{stage}-{case.name}-{check.id}", marks=_group(case.name))
             for case in cases
             for check in checks_of(stage)
-            if _may_apply(check, case, first=case is cases[0], quantized=options.quant != "none")
+            if may_apply(check, case, first=case is cases[0], quantized=quantized)
         ],
         indirect=True,
     )
@@ -163,19 +173,47 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in unreached]
 
 
-def _may_apply(check: Check, case: Case, *, first: bool, quantized: bool) -> bool:
-    """Whether case and options have what the check needs of them; what it needs of the checkpoint is not known yet."""
-    from g4conformance.checks.registry import Needs
+def is_ours(item: pytest.Function, fixture: str) -> bool:
+    """Whether the test gets this fixture from the plugin, and not from a conftest or module that overrides it."""
+    definitions = item._fixtureinfo.name2fixturedefs.get(fixture, ())
+    return not definitions or definitions[-1].func.__module__ == __name__
 
-    met = {
-        Needs.PROMPT: case.vocabulary is None,
-        Needs.IMAGE: bool(case.images),
-        Needs.PROBES: case.self_consistency,
-        Needs.QUANTIZED: quantized,
-        Needs.QUANTIZED_IMAGE: quantized and bool(case.images),
-        Needs.QUANTIZED_ONCE: quantized and first,
-    }
-    return met.get(check.needs, True)
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> _Around[pytest.CollectReport]:
+    """Adds the guard of the suite to a module that imports some of its tests without it."""
+    report = yield
+    if isinstance(collector, pytest.Module) and report.passed and any(map(_has_stage, report.result)):
+        from g4conformance.suite.guard import guards_of
+
+        report.result += guards_of(collector, report.result)
+    return report
+
+
+def _has_stage(node: pytest.Item | pytest.Collector) -> bool:
+    return node.get_closest_marker("stage") is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_teststatus(report: pytest.TestReport) -> _Around[Any]:
+    """Counts no test that asks a runtime in floating point about its quantization: there is nothing to ask."""
+    status = yield
+    return ("", "", "") if report.skipped and (_UNASKED, True) in report.user_properties else status
+
+
+def _may_be_quantized(metafunc: pytest.Metafunc, options: RunOptions) -> bool:
+    """Whether to ask the runtime what is asked of quantized ones: one that is not the shipped one is known only later.
+
+    Raises:
+        pytest.UsageError: an option that a `runtime` fixture of the adopter's would leave without effect.
+    """
+    brought = not is_ours(metafunc.definition, "runtime")
+    if brought and (ignored := [name for name in ("--runtime", "--executor") if metafunc.config.getoption(name)]):
+        raise pytest.UsageError(
+            f"g4conformance: expected the runtime of the fixture `runtime`, found {ignored[0]} too. Leave one out."
+        )
+    known_later = (brought or options.runtime is not None) and not metafunc.config.getoption("--quant")
+    return known_later or options.quant != "none"
 
 
 def _group(case: str) -> pytest.MarkDecorator:
@@ -199,23 +237,37 @@ def _check_early(config: pytest.Config) -> RunOptions:
     from g4conformance.checkpoints.files import checkpoint_folder, require_supported
     from g4conformance.errors import ConformanceError
     from g4conformance.executors.registry import require_expressible, require_installed
+    from g4conformance.factory import load_factory
     from g4conformance.report.files import require_writable
     from g4conformance.session import require_enough_memory
 
     options = run_options(config)
     try:
+        _require_one_runtime(config)
         if report := config.getoption("--report"):
             require_writable(Path(report))
         for case in options.selected_cases():
             case.load_images()
         require_expressible(options.executor, options.quant, options.load.dtype)
         require_installed(options.executor)
+        if options.runtime is not None:
+            load_factory(options.runtime)
+        options.declared()
         require_supported(checkpoint_folder(options.checkpoint))
         workers = int(getattr(config.option, "numprocesses", None) or 1)
         require_enough_memory(options, workers, psutil.virtual_memory().available)
     except ConformanceError as error:
         raise pytest.UsageError(f"g4conformance: {error}") from None
     return options
+
+
+def _require_one_runtime(config: pytest.Config) -> None:
+    from g4conformance.errors import ConformanceError
+
+    given = [name for name in ("--quant", "--executor") if config.getoption(name)]
+    if config.getoption("--runtime") and given:
+        remedy = "A runtime of yours says itself whether it is quantized; leave one out."
+        raise ConformanceError(f"either --runtime, or the shipped runtime's {given[0]}", "both", remedy)
 
 
 def run_options(config: pytest.Config) -> RunOptions:
@@ -227,8 +279,10 @@ def run_options(config: pytest.Config) -> RunOptions:
     return RunOptions(
         model=get("--model"),
         load=LoadOptions(get("--dtype"), get("--device"), get("--attn"), get("--image-backend")),
-        quant=get("--quant"),
-        executor=get("--executor"),
+        runtime=get("--runtime"),
+        known=get("--known") or _known_nearby(config),
+        quant=get("--quant") or ("none" if get("--runtime") else SCHEMES[0]),
+        executor=get("--executor") or EXECUTORS[0],
         max_seq=get("--max-seq"),
         cases_file=get("--cases"),
         case_names=tuple(get("--case")),
@@ -237,6 +291,12 @@ def run_options(config: pytest.Config) -> RunOptions:
         decode_steps=get("--decode-steps"),
         gen_steps=get("--gen-steps"),
     )
+
+
+def _known_nearby(config: pytest.Config) -> str | None:
+    """The file of known failures in the folder that pytest was called from, or in its rootdir."""
+    folders = (config.invocation_params.dir, config.rootpath)
+    return next((str(folder / _KNOWN) for folder in folders if (folder / _KNOWN).is_file()), None)
 
 
 # --- fixtures -------------------------------------------------------------------------------------------------------
@@ -256,17 +316,24 @@ def checkpoint(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> C
     try:
         return load_checkpoint(options.checkpoint, options.load)
     except ConformanceError as error:
-        _stop(request, error)
+        _stop(request.session, f"g4conformance: {error}")
 
 
 @pytest.fixture(scope="session")
-def runtime(checkpoint: Checkpoint, pytestconfig: pytest.Config) -> Runtime:
-    """The runtime under test: the shipped one. Override this fixture to bring another."""
+def runtime(request: pytest.FixtureRequest, checkpoint: Checkpoint, pytestconfig: pytest.Config) -> Runtime:
+    """The runtime under test: that of `--runtime`, or the shipped one. Override this fixture to bring another."""
+    from g4conformance.errors import ConformanceError
+    from g4conformance.factory import made_by
     from g4conformance.shipped import execute_with, shipped_runtime
 
-    max_seq = pytestconfig.getoption("--max-seq") or checkpoint.facts.default_max_seq
     options = _checked_early(pytestconfig)
-    return shipped_runtime(checkpoint, max_seq, options.quant, execute_with(options.executor))
+    try:
+        if options.runtime is not None:
+            return made_by(options.runtime, checkpoint)
+        max_seq = options.max_seq or checkpoint.facts.default_max_seq
+        return shipped_runtime(checkpoint, max_seq, options.quant, execute_with(options.executor))
+    except ConformanceError as error:
+        _stop(request.session, f"g4conformance: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -276,23 +343,38 @@ def conformance(request: pytest.FixtureRequest, checkpoint: Checkpoint, runtime:
     from g4conformance.session import ConformanceSession
 
     try:
-        return ConformanceSession(checkpoint, runtime, _checked_early(request.config))
+        session = ConformanceSession(checkpoint, runtime, _checked_early(request.config))
+        _require_scheme(session, request.config.getoption("--quant"))
+        return session
     except ConformanceError as error:
-        _stop(request, error)
+        _stop(request.session, f"g4conformance: {error}")
+
+
+def _require_scheme(session: ConformanceSession, wanted: str | None) -> None:
+    from g4conformance.errors import ConformanceError
+
+    if wanted not in (None, session.bench.scheme):
+        remedy = "It is the fixture `runtime` that decides; leave --quant out, or have it heeded there."
+        raise ConformanceError(f"a runtime of scheme {wanted}, by --quant", f"one of {session.bench.scheme}", remedy)
 
 
 @pytest.fixture
 def judged(request: pytest.FixtureRequest, conformance: ConformanceSession) -> Judged:
     """The verdicts of one check on one case, isolated and accumulated."""
+    from g4conformance.checks import CHECKS
+    from g4conformance.checks.registry import QUANTIZED
     from g4conformance.errors import ConformanceError
 
     case, check = request.param
+    properties = request.node.user_properties
+    if conformance.quantized is None and CHECKS[check].needs in QUANTIZED:
+        properties.append((_UNASKED, True))
+        pytest.skip("asked of quantized runtimes only")
     try:
         of_case = conformance.verdicts(case)
     except ConformanceError as error:
-        _stop(request, error)
+        _stop(request.session, f"g4conformance: {error}")
     found = Judged(conformance, of_case, [v for v in of_case if v.check == check], request.config)
-    properties = request.node.user_properties
     properties += [("verdict", verdict.as_dict()) for verdict in found.verdicts]
     properties.append(("setting", conformance.setting))
     return found
@@ -307,16 +389,31 @@ class Judged:
         self.session, self.of_case, self.verdicts, self.config = session, of_case, verdicts, config
 
     def require(self) -> None:
-        """Fails the test if the check failed, says why if it could not be made, and else returns."""
+        """Fails the test if the check failed, says why if it could not be made or was known to fail, else returns."""
         from g4conformance.judging.verdict import Status
         from g4conformance.report.failure import failure_text
+        from g4conformance.report.known import known_text
 
         __tracebackhide__ = True
+        if told := self._untrue():
+            pytest.fail(told, pytrace=False)
         unobserved = [v for v in self.verdicts if v.status is Status.NOT_OBSERVED]
         if any(v.failed for v in self.verdicts) or (unobserved and self._is_shipped()):
             pytest.fail(failure_text(self.verdicts, self.of_case, self._repeat()), pytrace=False)
+        if known := next((v for v in self.verdicts if v.known is not None), None):
+            pytest.xfail(known_text(known))
+            pytest.fail(failure_text(self.verdicts, self.of_case, self._repeat()), pytrace=False)  # under --runxfail
         if all(v.status in (Status.NOT_APPLICABLE, Status.NOT_OBSERVED) for v in self.verdicts):
             pytest.skip(self.verdicts[0].where)
+
+    def _untrue(self) -> str:
+        """What is wrong with a known failure that is none."""
+        from g4conformance.known.review import stale
+
+        verdict, declared = self.verdicts[0], self.session.bench.declared
+        entry = declared.failure(verdict.check, verdict.case)
+        told = "" if entry is None else stale(entry, self.verdicts)
+        return "" if entry is None or not told else f"{declared.path}, {entry.place}: on {verdict.case} it {told}"
 
     def _is_shipped(self) -> bool:
         from g4conformance.runtime.static import StaticGemma4Runtime
@@ -326,49 +423,14 @@ class Judged:
     def _repeat(self) -> str:
         verdict, options = self.verdicts[0], self.session.options
         model = f" --model {options.model}" if options.model else ""
-        quant = f" --quant {options.quant}" if options.quant != SCHEMES[0] else ""
-        executor = f" --executor {options.executor}" if options.executor != EXECUTORS[0] else ""
-        return f"pytest -m integration{model}{quant}{executor} --case {verdict.case} -k {verdict.check}"
+        given = [(name, self.config.getoption(name)) for name in ("--runtime", "--quant", "--executor", "--known")]
+        ours = "".join(f" {name} {value}" for name, value in given if value)
+        return f"pytest -m integration{model}{ours} --case {verdict.case} -k {verdict.check}"
 
 
-def _stop(request: pytest.FixtureRequest, error: Exception) -> NoReturn:
+def _stop(session: pytest.Session, error: object) -> NoReturn:
     """Ends the whole run with one line: what went wrong would go wrong for every test."""
-    if hasattr(request.config, "workerinput"):
-        request.session.shouldstop = f"g4conformance: {error}"  # xdist carries this to the controller, but not an exit
-        pytest.fail(f"g4conformance: {error}", pytrace=False)
-    pytest.exit(f"g4conformance: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
-
-
-# --- summary --------------------------------------------------------------------------------------------------------
-
-
-class VerdictCollector:
-    """Gathers verdicts from test reports, which xdist carries from the workers, and prints the summary."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.verdicts: list[Verdict] = []
-        self.setting: dict[str, Any] = {}
-        self.failed = 0
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.failed += report.failed
-        if report.when != "call":
-            return
-        from g4conformance.judging.verdict import Verdict
-
-        properties: list[tuple[str, Any]] = list(report.user_properties)
-        self.verdicts += [Verdict.from_dict(value) for name, value in properties if name == "verdict"]
-        self.setting = dict(properties).get("setting", self.setting)
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self.verdicts:
-            return
-        from g4conformance.report.files import write_report
-        from g4conformance.report.summary import summary_text
-
-        if report := self.config.getoption("--report"):
-            write_report(Path(report), self.verdicts, self.setting)
-        terminalreporter.section("g4conformance")
-        colour = bool(terminalreporter._tw.hasmarkup)
-        terminalreporter.write(summary_text(self.verdicts, self.setting, self.failed, colour))
+    if hasattr(session.config, "workerinput"):
+        session.shouldstop = str(error)  # xdist carries this to the controller, but not an exit
+        pytest.fail(str(error), pytrace=False)
+    pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)

@@ -16,12 +16,16 @@ from torch import Tensor
 from g4conformance.cases import Case, load_cases, own_case, select_cases
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
 from g4conformance.checkpoints.files import checkpoint_folder, parameter_bytes
+from g4conformance.checks import CHECKS
 from g4conformance.errors import CaseError, ConformanceError
 from g4conformance.fixtures import bundled_checkpoint, fixtures_folder
 from g4conformance.judging.judge import Bench, judge
 from g4conformance.judging.observation import Observation
 from g4conformance.judging.observe import observe
 from g4conformance.judging.verdict import Verdict
+from g4conformance.known.entries import NOTHING, Declared
+from g4conformance.known.file import load_declared
+from g4conformance.known.review import require_possible
 from g4conformance.prompts import ResolvedCase, resolve
 from g4conformance.quantization.judging import QuantizedJudging
 from g4conformance.quantization.schemes import DEFAULT
@@ -30,6 +34,7 @@ from g4conformance.reference.otherwise import with_other_way
 from g4conformance.reference.record import record_reference
 from g4conformance.reference.selfcheck import calibrated_noise, measure_noise, require_sound
 from g4conformance.runtime.contract import Runtime
+from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.trace import Trace
 
 # Noise is calibrated on one text that leaves the sliding window and one picture.
@@ -44,6 +49,8 @@ class RunOptions:
 
     model: str | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
+    runtime: str | None = None
+    known: str | None = None
     quant: str = DEFAULT
     executor: str = "eager"
     max_seq: int | None = None
@@ -70,9 +77,26 @@ class RunOptions:
             return (own_case(self.prompt or "", self.images),)
         return select_cases(self.all_cases(), self.case_names)
 
+    def declared(self) -> Declared:
+        """What is known about the runtime.
+
+        Raises:
+            ConformanceError: the file is malformed, or names a case that there is not, or that its check cannot judge.
+        """
+        if self.known is None:
+            return NOTHING
+        declared = load_declared(Path(self.known))
+        require_possible(declared, [*bundled_cases(), *self.all_cases()])
+        return declared
+
     def all_cases(self) -> tuple[Case, ...]:
         """Every case that another may name: those of the cases file, or the bundled ones."""
-        return load_cases(Path(self.cases_file) if self.cases_file else fixtures_folder() / "cases.yaml")
+        return load_cases(Path(self.cases_file)) if self.cases_file else bundled_cases()
+
+
+def bundled_cases() -> tuple[Case, ...]:
+    """The cases that come with the package."""
+    return load_cases(fixtures_folder() / "cases.yaml")
 
 
 class ConformanceSession:
@@ -81,6 +105,7 @@ class ConformanceSession:
     Raises:
         CaseError: a case does not fit the checkpoint or the layout; nothing was run then.
         UnsoundReferenceError: the reference disagrees with itself; no runtime was judged then.
+        ConformanceError: what is declared as known is malformed, or a declared budget is not wider than ours.
     """
 
     def __init__(self, checkpoint: Checkpoint, runtime: Runtime, options: RunOptions) -> None:
@@ -93,7 +118,7 @@ class ConformanceSession:
         noise = calibrated_noise(self._noisy(checkpoint), self._calibration_cases(), cache_folder())
         require_sound(noise)
         self.quantized = QuantizedJudging.of_runtime(checkpoint, runtime)
-        self.bench = self._bench(noise)
+        self.bench = self._with_declared(self._bench(noise))
         self._verdicts: dict[str, list[Verdict]] = {}
 
     def _noisy(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -106,6 +131,13 @@ class ConformanceSession:
             return Bench(facts, float_noise, dtype)
         noise = calibrated_noise(self.quantized.reference, self._calibration_cases(), cache_folder())
         return Bench(facts, noise, dtype, self.quantized.scheme.name, float_noise, self.quantized.steps)
+
+    def _with_declared(self, bench: Bench) -> Bench:
+        """With what is known about the runtime in this setting."""
+        declared = self.options.declared().within(bench.scheme, bench.dtype)
+        for entry in declared.budgets:
+            entry.applied(bench.budget(CHECKS[entry.scope.check]))  # refused now, whether or not a verdict needs it
+        return replace(bench, declared=declared)
 
     def _resolve(self, case: Case, known: Sequence[Case]) -> ResolvedCase:
         options = self.options
@@ -120,11 +152,10 @@ class ConformanceSession:
 
     def _calibration_cases(self) -> list[ResolvedCase]:
         """Always the same two bundled cases at their own lengths, whatever the run judges."""
-        bundled = load_cases(fixtures_folder() / "cases.yaml")
         max_seq = self.checkpoint.facts.default_max_seq
         return [
             resolve(case, self.checkpoint, max_seq=max_seq, decode_steps=CALIBRATION_STEPS, gen_steps=1)
-            for case in select_cases(bundled, CALIBRATION_CASES)
+            for case in select_cases(bundled_cases(), CALIBRATION_CASES)
         ]
 
     def verdicts(self, case: str) -> list[Verdict]:
@@ -171,6 +202,7 @@ class ConformanceSession:
     def setting(self) -> dict[str, Any]:
         """What the report says about the run as a whole."""
         load, noise = self.checkpoint.options, self.bench.noise
+        shipped = isinstance(self.runtime, StaticGemma4Runtime)
         return {
             "model": self.checkpoint.name,
             "runtime": type(self.runtime).__name__,
@@ -180,7 +212,7 @@ class ConformanceSession:
             "attn": load.attn_implementation,
             "image_backend": load.image_backend,
             "quant": self.bench.scheme,
-            "executor": self.options.executor,
+            "executor": self.options.executor if shipped else "the runtime itself",
             "max_seq": self.max_seq,
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from g4conformance.checkpoints.checkpoint import LoadOptions, load_checkpoint
 from g4conformance.errors import ConformanceError
+from g4conformance.factory import made_by
 from g4conformance.faults import FAULTS, Fault
 from g4conformance.faults.fingerprints import load, save
 from g4conformance.faults.markdown import as_markdown
@@ -71,7 +68,7 @@ def run_faults(options: FaultOptions) -> int:
     else:
         checkpoint = load_checkpoint(options.model or bundled_checkpoint(), LoadOptions())
         boundary = [fault for fault in faults if fault.boundary]
-        trials = _with_progress(try_on(checkpoint, _made(options.runtime, checkpoint), boundary), len(boundary))
+        trials = _with_progress(try_on(checkpoint, made_by(options.runtime, checkpoint), boundary), len(boundary))
     console = Console(width=_WIDTH, highlight=False)
     console.print(as_table(trials))
     everything = options.runtime is None and not (options.ids or options.stages)
@@ -108,20 +105,6 @@ def _chosen(options: FaultOptions) -> list[Fault]:
     if unknown := [stage for stage in options.stages if stage not in known]:
         raise ConformanceError(f"one of {', '.join(known)}", repr(unknown[0]), "Check --stage.")
     return select_faults(options.ids, [Stage(stage) for stage in options.stages])
-
-
-def _made(spec: str, checkpoint: Any) -> Any:
-    """The runtime that `package.module:factory` makes of the checkpoint."""
-    module, _, factory = spec.partition(":")
-    sys.path.insert(0, os.getcwd())  # an adopter's module lies where the command is called
-    try:
-        return getattr(importlib.import_module(module), factory)(checkpoint)
-    except Exception as error:  # whatever an adopter's module raises, there is no runtime to try
-        raise ConformanceError(
-            "--runtime package.module:factory, where factory(checkpoint) makes a runtime",
-            f"{spec} ({type(error).__name__}: {error})",
-            "Check it.",
-        ) from None
 
 
 def _with_progress(trials: Iterable[Trial], total: int) -> list[Trial]:

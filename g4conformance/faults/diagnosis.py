@@ -43,8 +43,8 @@ def suspects(verdicts: Sequence[Verdict], known: Mapping[str, Fingerprint] | Non
 
 
 def _judged_checks(verdicts: Iterable[Verdict]) -> dict[str, set[str]]:
-    """By case, the checks that were made: what a runtime does not expose speaks neither for nor against a fault."""
-    unmade = (Status.NOT_OBSERVED, Status.NOT_APPLICABLE)
+    """By case, the checks that were made: what is unobserved or known says nothing of a fault."""
+    unmade = (Status.NOT_OBSERVED, Status.NOT_APPLICABLE, Status.KNOWN)
     judged: dict[str, set[str]] = {}
     for verdict in verdicts:
         checks = judged.setdefault(verdict.case, set())

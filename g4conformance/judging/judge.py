@@ -1,4 +1,4 @@
-"""Applies checks and budgets to one observed case, and says which stage is to blame."""
+"""Applies checks and budgets to one observed case."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from g4conformance.checks import CHECKS, Check
 from g4conformance.checks.compare import Comparison
 from g4conformance.checks.registry import BudgetKind, Needs
 from g4conformance.checks.run import CaseRun, Mode, NotObserved
+from g4conformance.judging.blame import blame
 from g4conformance.judging.observation import Observation
 from g4conformance.judging.traits import traits_of
-from g4conformance.judging.verdict import Measurement, Status, Verdict
+from g4conformance.judging.verdict import Measurement, Status, Verdict, Widened
+from g4conformance.known.entries import NOTHING, Declared
 from g4conformance.metrics import Difference
 from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.noise import Noise, kind_of
-from g4conformance.stages import Stage, stage_of, upstream
+from g4conformance.stages import Stage, stage_of
 
-_WRONG = (Status.FAIL, Status.ERROR)
 # No case was seen whose own noise is more than five times the calibrated one.
 _INEXCUSABLE = 100.0
 
@@ -35,6 +36,7 @@ class Bench:
         noise: of the reference that the runtime is compared with.
         float_noise: of the float reference, where the other one is fake-quantized.
         steps: distance of two neighbouring values of each tensor on a quantized grid, by kind of trace name.
+        declared: known failures and wider budgets of the runtime in this setting.
     """
 
     facts: ModelFacts
@@ -43,6 +45,7 @@ class Bench:
     scheme: str = "none"
     float_noise: Noise | None = None
     steps: Mapping[str, float] = field(default_factory=dict)
+    declared: Declared = NOTHING
 
     def budget(self, check: Check) -> Budget:
         return budget_of(check, self.dtype, self.scheme)
@@ -75,9 +78,10 @@ def judge(
 
 
 def _excusable(verdict: Verdict) -> bool:
-    """Whether it is wrong, but might not be by a larger noise."""
+    """Whether it is wrong, or would be if nothing were declared, but might not be by a larger noise."""
     found = verdict.measurement
-    return verdict.failed and found is not None and found.allowed_max > 0.0 and found.ratio < _INEXCUSABLE
+    wrong = verdict.failed or verdict.known is not None or verdict.widened is not None
+    return wrong and found is not None and found.allowed_max > 0.0 and found.ratio < _INEXCUSABLE
 
 
 def _judge(
@@ -90,7 +94,7 @@ def _judge(
         for mode in check.modes
         if not (mode is Mode.ACCUMULATED and check.stage in observation.same and Mode.ISOLATED in check.modes)
     ]
-    return blame(verdicts)
+    return blame(verdicts, bench.declared)
 
 
 def verdict_of(
@@ -103,27 +107,6 @@ def verdict_of(
 ) -> Verdict:
     """What one check finds in one mode, whoever is to blame."""
     return _verdict(check, _run(case, reference, observation, bench, mode), observation, bench)
-
-
-def blame(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Marks as inherited what follows from an earlier stage.
-
-    A stage that is wrong in isolation is wrong by itself. One that is wrong only in accumulation has inherited it if
-    any stage before it is wrong at all; else the fault is its own. Where the runtime's own run broke off, the stages
-    that it never reached have inherited that from whichever stage is wrong in isolation.
-    """
-    wrong_anyhow = {v.stage for v in verdicts if v.status in _WRONG}
-    wrong_isolated = {v.stage for v in verdicts if v.status in _WRONG and v.mode is Mode.ISOLATED}
-
-    def inherits(verdict: Verdict) -> bool:
-        if verdict.mode is Mode.ISOLATED or verdict.status not in _WRONG:
-            return False
-        broke_off = verdict.status is Status.ERROR and bool(wrong_isolated - {verdict.stage})
-        # What a quantized runtime loses does not follow from what its scales are: it is asked of both.
-        own = verdict.stage in wrong_isolated and verdict.stage is not Stage.QUANTIZATION
-        return broke_off or bool(upstream(verdict.stage) & wrong_anyhow) or own
-
-    return [replace(v, status=Status.INHERITED) if inherits(v) else v for v in verdicts]
 
 
 def applies(check: Check, run: CaseRun) -> bool:
@@ -182,7 +165,20 @@ def _verdict(check: Check, run: CaseRun, observation: Observation, bench: Bench)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         where = f"the runtime's tensors do not have the contract's shapes ({type(error).__name__}: {error})"
         return replace(blank, status=Status.ERROR, where=where)
-    return _measured(blank, comparisons, bench.budget(check), bench)
+    return _budgeted(check, blank, comparisons, bench)
+
+
+def _budgeted(check: Check, blank: Verdict, comparisons: Sequence[Comparison], bench: Bench) -> Verdict:
+    """By the budget as it is; by a wider one only where that is declared and needed."""
+    usual = bench.budget(check)
+    judged = _measured(blank, comparisons, usual, bench)
+    entry = bench.declared.budget(check.id, blank.case)
+    if entry is None or judged.status is not Status.FAIL:
+        return judged
+    wider = _measured(blank, comparisons, entry.applied(usual), bench)
+    needed = Widened(usual.number, entry.number, entry.reason)
+    # What fails all the same is told by the budget as it is: the number that would have passed is the one to write.
+    return replace(judged if wider.status is Status.FAIL else wider, widened=needed)
 
 
 def _error(check: Check, run: CaseRun, observation: Observation) -> str | None:

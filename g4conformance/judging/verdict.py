@@ -13,7 +13,7 @@ from g4conformance.stages import Stage
 
 
 class Status(StrEnum):
-    """How a check ended. `inherited` fails too, but is blamed on an earlier stage."""
+    """How a check ended. `inherited` fails too, but is blamed on an earlier stage; `known` was declared to fail."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -44,6 +44,25 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What conformance.toml says of a failure; `inherited_from` is the check that it says it of, if it is another."""
+
+    reason: str
+    category: str
+    link: str
+    inherited_from: str = ""
+
+
+@dataclass(frozen=True)
+class Widened:
+    """A budget that conformance.toml has widened, from `usual` to `allowed`, and that was needed."""
+
+    usual: float
+    allowed: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """One line of the report.
 
@@ -53,6 +72,8 @@ class Verdict:
         count: number of values compared; mismatched: how many of them were beyond an exact budget.
         where: what differs and where, in words.
         traits: of the first tensor that failed.
+        known: of a known failure, what was declared.
+        widened: of a verdict that the budget as it was would have failed, how it was widened.
     """
 
     check: str
@@ -68,6 +89,8 @@ class Verdict:
     mismatched: int = 0
     where: str = ""
     traits: Traits | None = None
+    known: Known | None = None
+    widened: Widened | None = None
 
     @property
     def failed(self) -> bool:
@@ -80,14 +103,13 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
-        measurement, traits = data["measurement"], data["traits"]
+        made = {"stage": Stage, "mode": Mode, "status": Status}
+        parts = {"measurement": Measurement, "known": Known, "widened": Widened}
         return cls(
             **{
                 **data,
-                "stage": Stage(data["stage"]),
-                "mode": Mode(data["mode"]),
-                "status": Status(data["status"]),
-                "measurement": None if measurement is None else Measurement(**measurement),
-                "traits": None if traits is None else Traits.from_dict(traits),
+                **{name: make(data[name]) for name, make in made.items()},
+                **{name: None if data[name] is None else make(**data[name]) for name, make in parts.items()},
+                "traits": None if data["traits"] is None else Traits.from_dict(data["traits"]),
             }
         )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from g4conformance.judging.verdict import Measurement, Status, Verdict
+from g4conformance.report.known import widened_text
 from g4conformance.report.suspects import likely
 from g4conformance.stages import upstream
 
@@ -28,12 +29,13 @@ def failure_text(verdicts: Sequence[Verdict], of_case: Sequence[Verdict], repeat
 
 
 def _mode_lines(verdict: Verdict) -> list[str]:
+    widened = "" if verdict.widened is None else f"; {widened_text(verdict.widened, verdict.unit)}"
     if verdict.status is Status.PASS:
-        return [f"  {verdict.mode}: within budget"]
+        return [f"  {verdict.mode}: within budget{widened}"]
     lines = [f"  {verdict.mode}: {verdict.status.replace('_', ' ')}; {verdict.where}"]
     if verdict.measurement is not None:
         lines.append(f"    {_differing(verdict)}; {describe(verdict.measurement)}")
-        lines.append(f"    {_allowance(verdict)}")
+        lines.append(f"    {_allowance(verdict)}{'; not enough: ' + widened.removeprefix('; ') if widened else ''}")
     return lines
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from g4conformance.errors import ConformanceError
 from g4conformance.judging.verdict import Status, Verdict
+from g4conformance.known.review import NO_REVIEW, Review
 from g4conformance.report.failure import describe
-from g4conformance.report.summary import stage_verdict
+from g4conformance.report.known import failures_declared, known_data, told, widened_text
+from g4conformance.report.summary import conformity, stage_verdict
 from g4conformance.report.suspects import likely, suspect_data
 from g4conformance.stages import Stage
 
@@ -24,7 +26,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 82rem
 table { border-collapse: collapse; margin: 1rem 0 2rem }
 th, td { border: 1px solid #d8d8d8; padding: .3rem .6rem; text-align: left; vertical-align: top }
 th { background: #f4f4f4; font-weight: 600; white-space: nowrap }
-.pass { background: #e2f3e2 } .fail, .error { background: #f8d4d0 } .inherited { background: #fbeecb }
+.pass { background: #e2f3e2 } .fail, .error { background: #f8d4d0 } .inherited, .known { background: #fbeecb }
 .not-observed, .not-applicable { color: #8a8a8a }
 code { font-size: 13px; white-space: nowrap }
 """
@@ -38,9 +40,12 @@ def require_writable(path: Path, suffixes: Sequence[str] = SUFFIXES, option: str
         )
 
 
-def write_report(path: Path, verdicts: Sequence[Verdict], setting: Mapping[str, Any]) -> None:
+def write_report(
+    path: Path, verdicts: Sequence[Verdict], setting: Mapping[str, Any], review: Review = NO_REVIEW
+) -> None:
     """Writes `path`, whole or not at all, in the format of its suffix."""
-    write_whole(path, as_html(verdicts, setting) if path.suffix == ".html" else as_json(verdicts, setting))
+    write = as_html if path.suffix == ".html" else as_json
+    write_whole(path, write(verdicts, setting, review))
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -50,26 +55,32 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def as_json(verdicts: Sequence[Verdict], setting: Mapping[str, Any]) -> str:
-    """`{"setting": ..., "stages": {stage: verdict}, "suspects": [...], "verdicts": [...]}`; infinities become null."""
+def as_json(verdicts: Sequence[Verdict], setting: Mapping[str, Any], review: Review = NO_REVIEW) -> str:
+    """`{"setting": ..., "stages": {stage: verdict}, "suspects": [...], "known": {...}, "verdicts": [...]}`.
+
+    Infinities become null.
+    """
     document = {
         "setting": dict(setting),
         "stages": {stage: stage_verdict(own) for stage, own in _by_stage(verdicts).items()},
         "suspects": suspect_data(likely(verdicts)),
+        "known": known_data(verdicts, review),
         "verdicts": [v.as_dict() for v in verdicts],
     }
     return json.dumps(_finite(document), indent=1, allow_nan=False)
 
 
-def as_html(verdicts: Sequence[Verdict], setting: Mapping[str, Any]) -> str:
+def as_html(verdicts: Sequence[Verdict], setting: Mapping[str, Any], review: Review = NO_REVIEW) -> str:
     """A page with the setting, a table case x stage, and every verdict that is not a pass."""
     title = f"{setting['runtime']} against the Hugging Face reference"
     facts = "".join(f"<tr><th>{_text(k)}</th><td>{_text(v)}</td></tr>" for k, v in setting.items())
-    wrong = any(v.failed for v in verdicts)
+    wrong = bool(review.problems) or any(v.failed for v in verdicts)
+    ending = "does not conform" if wrong else conformity(verdicts)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(title)}</title><style>{_STYLE}</style>'
-        f"<h1>{_text(title)}: {'does not conform' if wrong else 'conforms'}</h1>"
-        f"{_case_table(verdicts)}{_suspects(verdicts)}{_findings(verdicts)}<h2>Setting</h2><table>{facts}</table></html>"
+        f"<h1>{_text(title)}: {ending}</h1>"
+        f"{_case_table(verdicts)}{_known(verdicts, review)}{_suspects(verdicts)}{_findings(verdicts)}"
+        f"<h2>Setting</h2><table>{facts}</table></html>"
     )
 
 
@@ -99,13 +110,28 @@ def _suspects(verdicts: Sequence[Verdict]) -> str:
     return f"<h2>Known mistakes that look like this</h2><ol>{items}</ol>" if items else ""
 
 
+def _known(verdicts: Sequence[Verdict], review: Review) -> str:
+    """What was declared and what became of it: failures with their links, and entries that are not true."""
+    rows = "".join(
+        f'<tr class="known"><td><code>{check}</code></td><td>{_text(", ".join(cases))}</td>'
+        f"<td>{_text(known.category)}</td><td>{_text(known.reason)}</td>"
+        f'<td><a href="{_text(known.link)}">{_text(known.link)}</a></td></tr>'
+        for (check, known), cases in failures_declared(verdicts).items()
+    )
+    head = "<tr><th>check</th><th>cases</th><th>category</th><th>reason</th><th>link</th></tr>"
+    problems = "".join(f"<li>{_text(problem)}</li>" for problem in review.problems)
+    return (f"<h2>Known failures</h2><table>{head}{rows}</table>" if rows else "") + (
+        f"<h2>Not as declared in {_text(review.declared.path)}</h2><ul>{problems}</ul>" if problems else ""
+    )
+
+
 def _findings(verdicts: Sequence[Verdict]) -> str:
-    found = [v for v in verdicts if v.status not in (Status.PASS, Status.NOT_APPLICABLE)]
+    found = [v for v in verdicts if v.status not in (Status.PASS, Status.NOT_APPLICABLE) or v.widened is not None]
     if not found:
         return "<p>Every check passed.</p>"
     rows = "".join(_finding_row(v) for v in found)
     head = "<tr><th>check</th><th>case</th><th>mode</th><th>status</th><th>what must hold</th><th>found</th></tr>"
-    return f"<h2>What is not a pass</h2><table>{head}{rows}</table>"
+    return f"<h2>What is not a pass, or only by a wider budget</h2><table>{head}{rows}</table>"
 
 
 def _finding_row(verdict: Verdict) -> str:
@@ -115,7 +141,10 @@ def _finding_row(verdict: Verdict) -> str:
 
 
 def _told(verdict: Verdict) -> str:
-    return "; ".join(filter(None, [verdict.where, describe(verdict.measurement) if verdict.measurement else ""]))
+    measured = describe(verdict.measurement) if verdict.measurement else ""
+    known = told(verdict.known) if verdict.known else ""
+    widened = widened_text(verdict.widened, verdict.unit) if verdict.widened else ""
+    return "; ".join(filter(None, [verdict.where, measured, known, widened]))
 
 
 def _by_stage(verdicts: Sequence[Verdict]) -> dict[Stage, list[Verdict]]:

@@ -12,14 +12,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from g4conformance.judging.verdict import Status, Verdict
+from g4conformance.known.review import NO_REVIEW, Review
+from g4conformance.report.known import failures_declared, known_lines
 from g4conformance.report.suspects import likely, suspect_lines
 from g4conformance.stages import Stage
 
 _WIDTH = 140
+_STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "inherited": "yellow", "known": "yellow"}
 
 
 def summary_text(
-    verdicts: Sequence[Verdict], setting: Mapping[str, Any], failed_tests: int, colour: bool = False
+    verdicts: Sequence[Verdict],
+    setting: Mapping[str, Any],
+    failed_tests: int,
+    colour: bool = False,
+    review: Review = NO_REVIEW,
 ) -> str:
     """The whole summary as text of at most 140 columns.
 
@@ -28,7 +35,7 @@ def summary_text(
     console = Console(file=io.StringIO(), width=_WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
     console.print(_header(setting))
     console.print(_table(verdicts))
-    for line in _closing_lines(verdicts, failed_tests):
+    for line in _closing_lines(verdicts, failed_tests, review):
         console.print(line)
     file = console.file
     assert isinstance(file, io.StringIO)
@@ -38,10 +45,16 @@ def summary_text(
 def stage_verdict(verdicts: Sequence[Verdict]) -> str:
     """The word for a stage: the worst status of its verdicts."""
     present = {v.status for v in verdicts}
-    for status in (Status.FAIL, Status.ERROR, Status.INHERITED, Status.NOT_OBSERVED, Status.KNOWN, Status.PASS):
+    for status in (Status.FAIL, Status.ERROR, Status.INHERITED, Status.KNOWN, Status.NOT_OBSERVED, Status.PASS):
         if status in present:
             return status.replace("_", " ")
     return "not applicable"
+
+
+def conformity(verdicts: Sequence[Verdict]) -> str:
+    """How a run ends in which nothing is wrong that was not known."""
+    known = len(failures_declared(verdicts))
+    return "conforms" if not known else f"conforms but for {known} known failure{'s' if known > 1 else ''}"
 
 
 def _header(setting: Mapping[str, Any]) -> str:
@@ -99,16 +112,17 @@ def _of_budget(ratio: float) -> str:
 
 
 def _styled(word: str) -> str:
-    style = {"pass": "green", "fail": "bold red", "error": "bold red", "inherited": "yellow"}.get(word)
+    style = _STYLES.get(word)
     return f"[{style}]{word}[/]" if style else word
 
 
-def _closing_lines(verdicts: Sequence[Verdict], failed_tests: int) -> list[str]:
+def _closing_lines(verdicts: Sequence[Verdict], failed_tests: int, review: Review) -> list[str]:
     judged = [v for v in verdicts if v.status not in (Status.NOT_APPLICABLE, Status.NOT_OBSERVED)]
     checks, cases = {v.check for v in judged}, {v.case for v in judged}
     lines = [
         f"{len(checks)} checks on {len(cases)} cases compared {_count(sum(v.count for v in judged))} values; "
-        f"{_not_observed(verdicts)}"
+        f"{_not_observed(verdicts)}",
+        *map(escape, known_lines(verdicts, review)),
     ]
     wrong = [v for v in verdicts if v.status in (Status.FAIL, Status.ERROR)]
     if wrong:
@@ -117,10 +131,13 @@ def _closing_lines(verdicts: Sequence[Verdict], failed_tests: int) -> list[str]:
         lines.append(f"[bold red]does not conform[/]: wrong first at {first.stage} ({first.check}, case {first.case})")
         if resembling := suspect_lines(likely(verdicts)):
             lines += ["known mistakes that look like this:", *map(escape, resembling)]
-    elif failed_tests:
+    if review.problems:
+        lines.append(f"[bold red]not as declared[/] in {escape(str(review.declared.path))}:")
+        lines += [escape(f"  {problem}") for problem in review.problems]
+    elif failed_tests and not wrong:
         lines.append(f"[bold red]incomplete[/]: {failed_tests} tests failed for another reason than a wrong value")
-    elif judged:
-        lines.append("[green]conforms[/]")
+    elif judged and not wrong:
+        lines.append(f"[green]{conformity(verdicts)}[/]")
     return lines
 
 

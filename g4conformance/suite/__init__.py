@@ -1,10 +1,12 @@
 """The conformance suite as pytest tests: `from g4conformance.suite import *`, or `pytest --pyargs g4conformance.suite`.
 
-One test function a stage; the plugin makes one test of it for each case and check, called `stage-case-check`.
+One test function a stage; the plugin makes one test of it for each case and check, called `stage-case-check`. A guard
+comes with them, which fails where a module has dropped or replaced one.
 """
 
 import pytest
 
+from g4conformance.suite.guard import test_suite_is_whole
 from g4conformance.suite.test_build_static_inputs import test_build_static_inputs
 from g4conformance.suite.test_decode import test_decode
 from g4conformance.suite.test_generation import test_generation
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.integration  # travels with `import *`, so that `-m int
 
 __all__ = [
     "pytestmark",
+    "test_suite_is_whole",
     "test_build_static_inputs",
     "test_token_embedding",
     "test_vision_prefill",

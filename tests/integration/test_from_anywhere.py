@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.selftest
 REPOSITORY = Path(__file__).parents[2]
 
 
-def run(*command: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(*command: str, cwd: Path, path: Path | str | None = None) -> subprocess.CompletedProcess[str]:
     """Runs `python -m command` in `cwd`, importing from `path` first, without the options of the pytest around it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_"))}
     environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -28,16 +29,20 @@ def run(*command: str, cwd: Path, path: Path | None = None) -> subprocess.Comple
     )
 
 
-@pytest.fixture(scope="module")
-def unpacked_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, built and unpacked."""
-    folder = tmp_path_factory.mktemp("wheel")
-    built = run("hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=REPOSITORY)
+def unpacked(project: Path, folder: Path) -> Path:
+    """The wheel of `project`, built and unpacked below `folder`."""
+    built = run("hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=project)
     assert built.returncode == 0, built.stderr
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "unpacked")
     return folder / "unpacked"
+
+
+@pytest.fixture(scope="module")
+def unpacked_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built and unpacked."""
+    return unpacked(REPOSITORY, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.xdist_group("wheel")
@@ -54,6 +59,23 @@ def test_wheel_brings_suite_and_plugin(unpacked_wheel: Path, tmp_path: Path) -> 
     done = run(*pytest_run, "--case", "image-first", cwd=tmp_path, path=unpacked_wheel)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test_decode[decode-image-first-G4-DECODE-09]" in done.stdout
+
+
+@pytest.mark.xdist_group("wheel")
+def test_the_example_of_an_adopters_repository_conforms(unpacked_wheel: Path, tmp_path: Path) -> None:
+    """Both wheels, ours and the example's, and of the example's repository only what an installation leaves behind."""
+    example = REPOSITORY / "examples" / "out_of_tree"
+    installed = unpacked(example, tmp_path / "example")
+    for name in ("tests", "pyproject.toml", "conformance.toml"):
+        copy = shutil.copytree if (example / name).is_dir() else shutil.copy
+        copy(example / name, tmp_path / name)
+    cases = ("--case", "fills-while-decoding", "--case", "image-first", "--decode-steps", "2", "--gen-steps", "3")
+    path = os.pathsep.join(map(str, (unpacked_wheel, installed)))
+    done = run("pytest", "--strict-markers", *cases, cwd=tmp_path, path=path)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
+    assert "PlainGemma4 against the Hugging Face reference" in done.stdout
+    assert f"model {unpacked_wheel}" in done.stdout, "the wheel's, not the checkout's"
+    assert "conforms but for 2 known failures" in done.stdout
 
 
 ADOPTER_CONFTEST = """

@@ -16,7 +16,8 @@ from g4conformance.checks.compare import compare, holds
 from g4conformance.checks.registry import QUANTIZED, Needs, check
 from g4conformance.checks.run import CaseRun, Mode
 from g4conformance.expected import greedy_tokens
-from g4conformance.judging.judge import blame, judge
+from g4conformance.judging.blame import blame
+from g4conformance.judging.judge import judge
 from g4conformance.judging.observe import Observation
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.reference.noise import Noise
