@@ -83,6 +83,9 @@ class SeededSpec:
     As the published configs have them, `global_head_dim` is the head dim of full layers, and
     `num_global_key_value_heads` is their number of KV heads where `attention_k_eq_v` holds. The defaults turn every
     feature of E2B on, and no two sizes of one tensor or of two that could be confused are equal.
+
+    `score_gain` is no part of a config: attention scores of the decoder are that many times as large. At 1 they stay
+    below 5, and a mask's fill of -100 hides a key as well as one of -3e38 does.
     """
 
     layer_types: tuple[str, ...] = (_SLIDING, _SLIDING, _FULL, _SLIDING, _FULL, _SLIDING, _FULL)
@@ -101,6 +104,7 @@ class SeededSpec:
     attention_bias: bool = False
     use_bidirectional_attention: str | None = None
     use_double_wide_mlp: bool = True
+    score_gain: float = 1.0
     vision: VisionSpec = field(default_factory=VisionSpec)
 
 
@@ -128,6 +132,8 @@ def seeded_checkpoint(
     config = seeded_config(spec, processor) if isinstance(spec, SeededSpec) else spec
     _require_usable(config, processor)
     drawn = _draw(config, seed)
+    if isinstance(spec, SeededSpec):
+        _enlarge_scores(drawn, spec.score_gain)
     model = _empty_model(config, options)
     model.load_state_dict(drawn.state_dict())
     model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -141,6 +147,7 @@ def seeded_config(spec: SeededSpec, processor: Gemma4Processor) -> Gemma4Config:
     tokenizer = processor.tokenizer
     text = asdict(spec)
     vision = text.pop("vision")
+    text.pop("score_gain")
     soft_tokens = vision.pop("max_soft_tokens")
     text |= {
         "layer_types": list(spec.layer_types),
@@ -261,6 +268,12 @@ def _draw(config: Gemma4Config, seed: int) -> Gemma4ForConditionalGeneration:
     scramble_neutral_parameters(model, seed)
     _narrow_clip_bounds(model)
     return model
+
+
+@torch.no_grad()
+def _enlarge_scores(model: Any, gain: float) -> None:
+    for layer in model.model.language_model.layers:
+        layer.self_attn.q_norm.weight.mul_(gain)
 
 
 def _narrow_clip_bounds(model: nn.Module) -> None:

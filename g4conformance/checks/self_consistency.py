@@ -94,7 +94,8 @@ def reach(run: CaseRun) -> list[Comparison]:
     """Another first token changes the rows that it reaches, and no other: in each layer's output, up to a full layer's.
 
     After l sliding layers it can reach the first l * (W - 1) + 1 rows. In the first of them it does change the first
-    row and row W - 1, and on a full layer the last row.
+    row and row W - 1, and on a full layer the last row, if it changes all rows before: where scores are so large that
+    softmax leaves keys out altogether, who is reached depends on them.
     """
     if not begins_with_text(run.layout):
         return [nothing("self/first_exchanged/prefill/logits", "the prompt's first token is an image's")]
@@ -264,7 +265,11 @@ def _reached(run: CaseRun, layer: int, last: int, surely: list[int]) -> list[Com
         return [found]
     before, after = (_of(run, probe, name)[0, : run.valid_length] for probe in ("base", "first_exchanged"))
     changed = (before != after).any(dim=-1)
-    may = torch.arange(len(changed), device=changed.device) <= last
+    rows = torch.arange(len(changed), device=changed.device)
+    may = rows <= last
+    before_them = may & ~torch.isin(rows, torch.tensor(surely, device=rows.device))
+    if not bool(changed[before_them].all()):
+        surely = [row for row in surely if row == 0]  # it is its own key
     right = (may | ~changed) & torch.isfinite(after).all(dim=-1)
     return [
         holds(found.tensor, right, f"rows after {last} changed, which row 0 does not reach"),

@@ -44,6 +44,17 @@ def attention_scores_capped(runtime: StaticGemma4Runtime, patch: Patch) -> None:
         change_call(patch, layer, "forward", lambda forward, *args, **kwargs: forward(*args, softcap=50.0, **kwargs))
 
 
+@_fault("mask-clamped-in-attention", at=At.GRAPH, check="G4-PREFILL-03", needs=Subject.LARGE_SCORES)
+def mask_clamped(runtime: StaticGemma4Runtime, patch: Patch) -> None:
+    """Attention clamps the mask it is given at -100, which large scores overcome; the mask itself is right."""
+
+    def clamped(forward: Any, *args: Any, attention_mask: Tensor, **kwargs: Any) -> Tensor:
+        return forward(*args, attention_mask=attention_mask.clamp(min=-100.0), **kwargs)
+
+    for layer in text_model(runtime).layers:
+        change_call(patch, layer, "forward", clamped)
+
+
 @_fault("text-v-norm-missing", at=At.GRAPH, check="G4-PREFILL-02", source="quantumaikr/quant.cpp/issues/96")
 def values_not_normalised(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The norm of values, which has no weight, is left out."""

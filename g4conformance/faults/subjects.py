@@ -15,6 +15,8 @@ from g4conformance.quantization.schemes import DEFAULT, NONE
 _SEED = 7
 _WINDOW = 32  # as the bundled checkpoint's, so that the bundled cases have their meaning
 
+_SCORE_GAIN = 40.0
+
 
 class Subject(StrEnum):
     """What a fault needs to be able to show; its value says so in a report."""
@@ -24,6 +26,7 @@ class Subject(StrEnum):
     BIDIRECTIONAL = "bidirectional attention among image rows"
     K_EQ_V = "full layers with KV heads of their own number and without v_proj"
     STANDARDIZED = "standardised soft tokens"
+    LARGE_SCORES = "attention scores of a hundred"
     QUANTIZED = "a quantized runtime (w8a16)"
     LARGE_VISION = "float16, and soft tokens beyond its range before they are standardised"
 
@@ -37,6 +40,12 @@ def subject_checkpoint(subject: Subject) -> Checkpoint:
         Subject.BIDIRECTIONAL: SeededSpec(sliding_window=_WINDOW, use_bidirectional_attention="vision"),
         Subject.K_EQ_V: SeededSpec(
             sliding_window=_WINDOW, attention_k_eq_v=True, num_global_key_value_heads=3, num_attention_heads=6
+        ),
+        Subject.LARGE_SCORES: SeededSpec(
+            layer_types=("sliding_attention", "full_attention"),
+            num_kv_shared_layers=0,
+            sliding_window=_WINDOW,
+            score_gain=_SCORE_GAIN,
         ),
         Subject.STANDARDIZED: SeededSpec(sliding_window=_WINDOW, vision=VisionSpec(standardize=True)),
         Subject.LARGE_VISION: SeededSpec(
