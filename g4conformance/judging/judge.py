@@ -88,9 +88,16 @@ def _judge(
         _verdict(check, runs[mode], observation, bench)
         for check in CHECKS.values()
         for mode in check.modes
-        if not (mode is Mode.ACCUMULATED and check.stage in observation.same and Mode.ISOLATED in check.modes)
+        if not _said_by_the_other_mode(check, mode, observation)
     ]
     return blame(verdicts)
+
+
+def _said_by_the_other_mode(check: Check, mode: Mode, observation: Observation) -> bool:
+    """Whether both runs are one, so that isolation says it all; or there was only the run on its own."""
+    if len(check.modes) < len(Mode):
+        return False
+    return check.stage in (observation.same if mode is Mode.ACCUMULATED else observation.own_only)
 
 
 def verdict_of(
@@ -166,6 +173,8 @@ def _run(
         first=case.first,
         steps=bench.steps,
         quality_tie=quality_tie(bench.scheme) if bench.scheme != "none" else 0.0,
+        teacher_forced=observation.teacher_forced,
+        unpadded=observation.unpadded,
     )
 
 
