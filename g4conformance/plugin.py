@@ -7,7 +7,9 @@ It is an entry point, because options that only a conftest brings are unknown wh
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from g4conformance.judging.verdict import Verdict
     from g4conformance.runtime.contract import Runtime
     from g4conformance.session import ConformanceSession, RunOptions
+    from g4conformance.vectors.elsewhere import Elsewhere
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one thread a worker, set before any conftest imports torch
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -53,25 +56,49 @@ def non_negative(text: str) -> int:
     return value
 
 
+def positive_number(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
+    return value
+
+
 def add_options(add: Any) -> None:
     """Declares the suite's options with `add`, which takes what `argparse`'s add_argument takes."""
+    add_reference_options(add)
+    add("--quant", choices=SCHEMES, default="w8a16", help="quantization scheme of the shipped runtime (default: w8a16)")
+    add(
+        "--executor", choices=EXECUTORS, default="eager", help="what runs the shipped runtime's graphs (default: eager)"
+    )
+    add("--prompt", help="judge this prompt instead of the cases; {image} marks a picture's place")
+    add("--image", action="append", default=[], metavar="FILE", help="a picture for --prompt; may be repeated")
+    add_report_option(add)
+    add("--runtime-command", metavar="COMMAND", help="judge what this command answers to each case's folder")
+    add(
+        "--runtime-timeout",
+        type=positive_number,
+        metavar="SECONDS",
+        default=600.0,
+        help="how long the command may take for one case (default: 600)",
+    )
+
+
+def add_report_option(add: Any) -> None:
+    add("--report", metavar="FILE", help="also write the verdicts to FILE, as JSON (.json) or a page (.html)")
+
+
+def add_reference_options(add: Any) -> None:
+    """Declares what the reference is, and which cases it runs."""
     add("--model", metavar="PATH_OR_ID", help="checkpoint folder or Hub id (default: the bundled tiny checkpoint)")
     add("--dtype", choices=DTYPES, default="float32", help="dtype of reference and runtime (default: float32)")
     add("--device", default="cpu", help="torch device of reference and runtime (default: cpu)")
     add("--attn", choices=("eager", "sdpa"), default="eager", help="attention implementation (default: eager)")
     add("--image-backend", choices=("torchvision", "pil"), default="torchvision", help="which image processor resizes")
-    add("--quant", choices=SCHEMES, default="w8a16", help="quantization scheme of the shipped runtime (default: w8a16)")
-    add(
-        "--executor", choices=EXECUTORS, default="eager", help="what runs the shipped runtime's graphs (default: eager)"
-    )
     add("--max-seq", type=positive, help="rows of the static buffers (default: 2 windows + soft-token budget)")
     add("--case", action="append", default=[], metavar="NAME", help="judge only this case; may be repeated")
     add("--cases", metavar="FILE", help="a cases file of your own (YAML, see the bundled cases.yaml)")
-    add("--prompt", help="judge this prompt instead of the cases; {image} marks a picture's place")
-    add("--image", action="append", default=[], metavar="FILE", help="a picture for --prompt; may be repeated")
     add("--decode-steps", type=non_negative, default=6, help="teacher-forced decode steps a case (default: 6)")
     add("--gen-steps", type=positive, default=8, help="new tokens to generate a case (default: 8)")
-    add("--report", metavar="FILE", help="also write the verdicts to FILE, as JSON (.json) or a page (.html)")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -128,7 +155,8 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def _check_given_options(config: pytest.Config) -> None:
     """Checks early if the run speaks of the suite at all; a run of other tests imports nothing heavy for it."""
-    given = any(config.getoption(name) for name in ("--model", "--case", "--cases", "--prompt", "--image", "--report"))
+    names = ("--model", "--case", "--cases", "--prompt", "--image", "--report", "--runtime-command")
+    given = any(config.getoption(name) for name in names)
     if given or config.getoption("--executor") != EXECUTORS[0] or config.getoption("--quant") != SCHEMES[0]:
         _checked_early(config)
 
@@ -201,6 +229,7 @@ def _check_early(config: pytest.Config) -> RunOptions:
     from g4conformance.executors.registry import require_expressible, require_installed
     from g4conformance.report.files import require_writable
     from g4conformance.session import require_enough_memory
+    from g4conformance.vectors.elsewhere import require_command
 
     options = run_options(config)
     try:
@@ -208,6 +237,9 @@ def _check_early(config: pytest.Config) -> RunOptions:
             require_writable(Path(report))
         for case in options.selected_cases():
             case.load_images()
+        if options.runtime_command is not None:
+            _require_shipped_options_unset(config)
+            require_command(options.runtime_command)
         require_expressible(options.executor, options.quant, options.load.dtype)
         require_installed(options.executor)
         require_supported(checkpoint_folder(options.checkpoint))
@@ -218,16 +250,27 @@ def _check_early(config: pytest.Config) -> RunOptions:
     return options
 
 
+def _require_shipped_options_unset(config: pytest.Config) -> None:
+    """Raises ConformanceError if the shipped runtime's options are given together with a command."""
+    from g4conformance.errors import ConformanceError
+
+    for option, default in (("--quant", SCHEMES[0]), ("--executor", EXECUTORS[0])):
+        if config.getoption(option) not in (default, "none"):
+            wanted = f"no {option} together with --runtime-command"
+            raise ConformanceError(wanted, config.getoption(option), f"{option} is of the shipped runtime; leave it out.")
+
+
 def run_options(config: pytest.Config) -> RunOptions:
     """The options of this pytest run."""
     from g4conformance.checkpoints.checkpoint import LoadOptions
     from g4conformance.session import RunOptions
 
     get = config.getoption
+    command = get("--runtime-command")
     return RunOptions(
         model=get("--model"),
         load=LoadOptions(get("--dtype"), get("--device"), get("--attn"), get("--image-backend")),
-        quant=get("--quant"),
+        quant=get("--quant") if command is None else "none",
         executor=get("--executor"),
         max_seq=get("--max-seq"),
         cases_file=get("--cases"),
@@ -236,6 +279,8 @@ def run_options(config: pytest.Config) -> RunOptions:
         images=tuple(get("--image")),
         decode_steps=get("--decode-steps"),
         gen_steps=get("--gen-steps"),
+        runtime_command=command,
+        runtime_timeout=get("--runtime-timeout"),
     )
 
 
@@ -260,17 +305,20 @@ def checkpoint(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> C
 
 
 @pytest.fixture(scope="session")
-def runtime(checkpoint: Checkpoint, pytestconfig: pytest.Config) -> Runtime:
-    """The runtime under test: the shipped one. Override this fixture to bring another."""
+def runtime(checkpoint: Checkpoint, pytestconfig: pytest.Config) -> Runtime | Elsewhere:
+    """The runtime under test: the shipped one, or a command. Override this fixture to bring another."""
     from g4conformance.shipped import execute_with, shipped_runtime
+    from g4conformance.vectors.elsewhere import CommandRuntime
 
+    if command := pytestconfig.getoption("--runtime-command"):
+        return CommandRuntime(command, pytestconfig.getoption("--runtime-timeout"))
     max_seq = pytestconfig.getoption("--max-seq") or checkpoint.facts.default_max_seq
     options = _checked_early(pytestconfig)
     return shipped_runtime(checkpoint, max_seq, options.quant, execute_with(options.executor))
 
 
 @pytest.fixture(scope="session")
-def conformance(request: pytest.FixtureRequest, checkpoint: Checkpoint, runtime: Runtime) -> ConformanceSession:
+def conformance(request: pytest.FixtureRequest, checkpoint: Checkpoint, runtime: Runtime | Elsewhere) -> ConformanceSession:
     """The run that judges cases, each once."""
     from g4conformance.errors import ConformanceError
     from g4conformance.session import ConformanceSession
@@ -326,9 +374,12 @@ class Judged:
     def _repeat(self) -> str:
         verdict, options = self.verdicts[0], self.session.options
         model = f" --model {options.model}" if options.model else ""
-        quant = f" --quant {options.quant}" if options.quant != SCHEMES[0] else ""
         executor = f" --executor {options.executor}" if options.executor != EXECUTORS[0] else ""
-        return f"pytest -m integration{model}{quant}{executor} --case {verdict.case} -k {verdict.check}"
+        if options.runtime_command is not None:
+            runtime = f" --runtime-command {shlex.quote(options.runtime_command)}"
+        else:
+            runtime = f" --quant {options.quant}" if options.quant != SCHEMES[0] else ""
+        return f"pytest -m integration{model}{runtime}{executor} --case {verdict.case} -k {verdict.check}"
 
 
 def _stop(request: pytest.FixtureRequest, error: Exception) -> NoReturn:

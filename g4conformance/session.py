@@ -31,6 +31,7 @@ from g4conformance.reference.record import record_reference
 from g4conformance.reference.selfcheck import calibrated_noise, measure_noise, require_sound
 from g4conformance.runtime.contract import Runtime
 from g4conformance.trace import Trace
+from g4conformance.vectors.elsewhere import CommandRuntime, Elsewhere, observe_command
 
 # Noise is calibrated on one text that leaves the sliding window and one picture.
 CALIBRATION_CASES = ("window-twice", "image-middle")
@@ -52,6 +53,8 @@ class RunOptions:
     images: tuple[str, ...] = ()
     decode_steps: int = 6
     gen_steps: int = 8
+    runtime_command: str | None = None
+    runtime_timeout: float = 600.0
 
     @property
     def checkpoint(self) -> str:
@@ -82,7 +85,7 @@ class ConformanceSession:
         UnsoundReferenceError: the reference disagrees with itself; no runtime was judged then.
     """
 
-    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, options: RunOptions) -> None:
+    def __init__(self, checkpoint: Checkpoint, runtime: Runtime | Elsewhere, options: RunOptions) -> None:
         self.checkpoint, self.runtime, self.options = checkpoint, runtime, options
         self.max_seq = options.max_seq or checkpoint.facts.default_max_seq
         known = options.all_cases()
@@ -91,13 +94,16 @@ class ConformanceSession:
         self.cases[first] = replace(self.cases[first], first=True)
         noise = calibrated_noise(self._noisy(checkpoint), self._calibration_cases(), cache_folder())
         require_sound(noise)
-        self.quantized = QuantizedJudging.of_runtime(checkpoint, runtime)
+        self.quantized = (
+            None if isinstance(runtime, Elsewhere) else QuantizedJudging.of_runtime(checkpoint, runtime)
+        )
         self.bench = self._bench(noise)
         self._verdicts: dict[str, list[Verdict]] = {}
 
     def _noisy(self, checkpoint: Checkpoint) -> Checkpoint:
         """With another way of computing, where the runtime's graphs are not run by torch as the reference is."""
-        return checkpoint if self.options.executor == "eager" else with_other_way(checkpoint)
+        eager = self.options.executor == "eager" and not isinstance(self.runtime, Elsewhere)
+        return checkpoint if eager else with_other_way(checkpoint)
 
     def _bench(self, float_noise: Noise) -> Bench:
         facts, dtype = self.checkpoint.facts, self.checkpoint.options.dtype
@@ -140,14 +146,19 @@ class ConformanceSession:
         inputs = resolved.request.inputs
         return record_reference(self.checkpoint, inputs, resolved.reference_steps, case, resolved.digest)
 
-    def judged(self, runtime: Runtime, case: str, reference: Mapping[str, Tensor]) -> list[Verdict]:
+    def judged(self, runtime: Runtime | Elsewhere, case: str, reference: Mapping[str, Tensor]) -> list[Verdict]:
         """The verdicts of any runtime on a case whose reference was recorded before; nothing of them is kept."""
         resolved = self.cases[case]
         observation = self.observed(runtime, resolved, reference)
         return judge(resolved, reference, observation, self.bench, lambda: self.own_noise(resolved))
 
-    def observed(self, runtime: Runtime, case: ResolvedCase, reference: Mapping[str, Tensor]) -> Observation:
+    def observed(
+        self, runtime: Runtime | Elsewhere, case: ResolvedCase, reference: Mapping[str, Tensor]
+    ) -> Observation:
         """What the runtime yields for a case; of the run's first one, a quantized runtime's scales and integers too."""
+        if isinstance(runtime, Elsewhere):
+            assert isinstance(runtime, CommandRuntime), "a runtime that nobody can ask"
+            return observe_command(runtime, case, reference, self.checkpoint)
         observation = observe(runtime, case, reference, self.checkpoint.facts)
         if self.quantized is not None and case.first:
             observation.isolated |= self.quantized.observed(runtime)
@@ -172,14 +183,14 @@ class ConformanceSession:
         load, noise = self.checkpoint.options, self.bench.noise
         return {
             "model": self.checkpoint.name,
-            "runtime": type(self.runtime).__name__,
+            "runtime": self.runtime.name if isinstance(self.runtime, Elsewhere) else type(self.runtime).__name__,
             "checkpoint_digest": self.checkpoint.digest,
             "dtype": load.dtype,
             "device": load.device,
             "attn": load.attn_implementation,
             "image_backend": load.image_backend,
             "quant": self.bench.scheme,
-            "executor": self.options.executor,
+            "executor": "another program" if isinstance(self.runtime, Elsewhere) else self.options.executor,
             "max_seq": self.max_seq,
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),

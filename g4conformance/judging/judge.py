@@ -83,7 +83,7 @@ def _excusable(verdict: Verdict) -> bool:
 def _judge(
     case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench
 ) -> list[Verdict]:
-    runs = {mode: _run(case, reference, observation, bench, mode) for mode in Mode}
+    runs = {mode: case_run(case, reference, observation, bench, mode) for mode in Mode}
     verdicts = [
         _verdict(check, runs[mode], observation, bench)
         for check in CHECKS.values()
@@ -109,7 +109,7 @@ def verdict_of(
     mode: Mode,
 ) -> Verdict:
     """What one check finds in one mode, whoever is to blame."""
-    return _verdict(check, _run(case, reference, observation, bench, mode), observation, bench)
+    return _verdict(check, case_run(case, reference, observation, bench, mode), observation, bench)
 
 
 def blame(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -148,9 +148,10 @@ def applies(check: Check, run: CaseRun) -> bool:
     return met[check.needs]
 
 
-def _run(
+def case_run(
     case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench, mode: Mode
 ) -> CaseRun:
+    """What a check gets to see of `case` in `mode`."""
     logits_factor = rounding_factor("G4-DECODE-09", bench.dtype, bench.scheme)
 
     def near_tie(name: str) -> float:
