@@ -83,6 +83,29 @@ def read_json(path: Path) -> dict[str, Any]:
     return dict(document)
 
 
+def write_sealed(path: Path, document: Mapping[str, Any]) -> None:
+    """As `write_json`, with a digest of all that the document says."""
+    write_json(path, {**document, "digest": _digest_of_data(document)})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What `write_sealed` wrote.
+
+    Raises:
+        VectorsError: as `read_json`, or the document was altered.
+    """
+    document = read_json(path)
+    stated = document.pop("digest", None)
+    if stated != (found := _digest_of_data(document)):
+        wanted, met = f"{path} to have the digest that it states, {stated}", f"{found}: it was altered"
+        raise VectorsError(wanted, met, _AGAIN)
+    return document
+
+
+def _digest_of_data(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
 def digest_of(path: Path) -> str:
     """SHA-256 of a file's bytes.
 

@@ -17,7 +17,7 @@ from g4conformance.foreign import INDEX, INPUTS, MANIFEST, TRACE, identity
 from g4conformance.judging.judge import Bench
 from g4conformance.prompts import Request, ResolvedCase
 from g4conformance.reference.noise import Noise
-from g4conformance.vectors.files import read_json, read_tensors, require_digest
+from g4conformance.vectors.files import read_json, read_sealed, read_tensors, require_digest
 from g4conformance.vectors.request import facts_from_data, layout_from_data
 
 _AGAIN = "Record the vectors again."
@@ -66,7 +66,7 @@ def open_vectors(folder: Path, names: Sequence[str] = (), checkpoint_digest: str
     if not (folder / INDEX).exists():
         found = "none: they were not recorded to the end" if folder.is_dir() else "no such folder"
         raise VectorsError(f"vectors with an {INDEX} in {folder}", found, "Run `g4conformance record` (again).")
-    index = read_json(folder / INDEX)
+    index = read_sealed(folder / INDEX)
     with _whole(folder):
         _require_checkpoint(folder, str(index["checkpoint_digest"]), checkpoint_digest)
         entries = dict(index["cases"])

@@ -20,7 +20,7 @@ from g4conformance.session import ConformanceSession, RunOptions
 from g4conformance.trace import Trace
 from g4conformance.vectors.buffers import in_static_buffers
 from g4conformance.vectors.elsewhere import Elsewhere
-from g4conformance.vectors.files import digest_of, folder_name, read_json, write_json, write_tensors
+from g4conformance.vectors.files import digest_of, folder_name, read_json, read_sealed, write_sealed, write_tensors
 from g4conformance.vectors.limits import limits_of
 from g4conformance.vectors.reading import is_whole
 from g4conformance.vectors.request import described, request_of, seal, setting_of, write_entering
@@ -47,7 +47,7 @@ def record_vectors(checkpoint: Checkpoint, options: RunOptions, out: Path) -> It
         yield name, kept
     order = [case.name for case in options.all_cases()]
     in_order = sorted(finished, key=lambda name: order.index(name) if name in order else len(order))
-    write_json(out / INDEX, {**common, "cases": {name: finished[name] for name in in_order}})
+    write_sealed(out / INDEX, {**common, "cases": {name: finished[name] for name in in_order}})
 
 
 def _record_case(folder: Path, case: ResolvedCase, session: ConformanceSession) -> None:
@@ -95,7 +95,7 @@ def _finished(out: Path, common: Mapping[str, Any]) -> dict[str, Any]:
     """The cases of vectors that `out` holds already, if they are of the same setting."""
     if not (out / INDEX).exists():
         return {}
-    index = read_json(out / INDEX)
+    index = read_sealed(out / INDEX)
     for key, value in common.items():
         if index.get(key) != value:
             wanted, found = f"an empty folder, or vectors of the same {key.replace('_', ' ')}", f"others in {out}"

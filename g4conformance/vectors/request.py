@@ -15,6 +15,7 @@ from torch import Tensor
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.checkpoints.facts import ModelFacts
 from g4conformance.expected import scripted_logits, static_inputs_of
+from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.foreign import FORMAT, INPUTS, MANIFEST, VERSION, identity
 from g4conformance.prompts import ResolvedCase
 from g4conformance.runtime.layout import StaticLayout
@@ -108,8 +109,10 @@ def request_of(case: ResolvedCase) -> dict[str, Any]:
 
 
 def model_name(name: str) -> str:
-    """A Hub id as it is; of a folder its own name only: where it lies is nobody else's business."""
-    return Path(name).name if Path(name).exists() else name
+    """A Hub id as it is; of a folder its own name only, because where it lies is nobody else's business."""
+    if not Path(name).exists():
+        return name
+    return "the bundled checkpoint" if Path(name) == bundled_checkpoint() else Path(name).resolve().name
 
 
 def described(name: str, tensor: Tensor) -> dict[str, Any]:
