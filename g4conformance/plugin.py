@@ -257,7 +257,9 @@ def _require_shipped_options_unset(config: pytest.Config) -> None:
     for option, default in (("--quant", SCHEMES[0]), ("--executor", EXECUTORS[0])):
         if config.getoption(option) not in (default, "none"):
             wanted = f"no {option} together with --runtime-command"
-            raise ConformanceError(wanted, config.getoption(option), f"{option} is of the shipped runtime; leave it out.")
+            raise ConformanceError(
+                wanted, config.getoption(option), f"{option} is of the shipped runtime; leave it out."
+            )
 
 
 def run_options(config: pytest.Config) -> RunOptions:
@@ -318,7 +320,9 @@ def runtime(checkpoint: Checkpoint, pytestconfig: pytest.Config) -> Runtime | El
 
 
 @pytest.fixture(scope="session")
-def conformance(request: pytest.FixtureRequest, checkpoint: Checkpoint, runtime: Runtime | Elsewhere) -> ConformanceSession:
+def conformance(
+    request: pytest.FixtureRequest, checkpoint: Checkpoint, runtime: Runtime | Elsewhere
+) -> ConformanceSession:
     """The run that judges cases, each once."""
     from g4conformance.errors import ConformanceError
     from g4conformance.session import ConformanceSession

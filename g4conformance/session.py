@@ -94,9 +94,7 @@ class ConformanceSession:
         self.cases[first] = replace(self.cases[first], first=True)
         noise = calibrated_noise(self._noisy(checkpoint), self._calibration_cases(), cache_folder())
         require_sound(noise)
-        self.quantized = (
-            None if isinstance(runtime, Elsewhere) else QuantizedJudging.of_runtime(checkpoint, runtime)
-        )
+        self.quantized = None if isinstance(runtime, Elsewhere) else QuantizedJudging.of_runtime(checkpoint, runtime)
         self.bench = self._bench(noise)
         self._verdicts: dict[str, list[Verdict]] = {}
 
@@ -174,6 +172,7 @@ class ConformanceSession:
         """This session with a reference for the scales and integers that its runtime has now; noise stays."""
         session = copy.copy(self)
         assert self.quantized is not None
+        assert not isinstance(self.runtime, Elsewhere)
         session.quantized = self.quantized.of(self.runtime)
         return session
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from g4conformance.checkpoints.facts import ModelFacts
 from g4conformance.expected import scripted_logits
-from g4conformance.judging.given import GivenInputs, is_of, reuse
+from g4conformance.judging.given import GivenInputs, reuse
 from g4conformance.judging.observation import Observation
 from g4conformance.prompts import ResolvedCase
 from g4conformance.stages import Stage

@@ -48,10 +48,13 @@ def judge_answers(
 ) -> Iterator[list[Verdict]]:
     """The verdicts of each case in turn; what an answer lacks is not observed."""
     for vector in vectors:
-        reference, bench, case = vector.reference(), vector.bench, vector.case
-        observation = observation_of(answers.get(case.case.name, {}), case, reference, bench.facts)
-        own_noise = vector.own_noise
-        yield judge(case, reference, observation, bench, lambda own_noise=own_noise: own_noise)
+        yield _judged(vector, answers.get(vector.case.case.name, {}))
+
+
+def _judged(vector: CaseVectors, answer: Mapping[str, Tensor]) -> list[Verdict]:
+    reference, bench = vector.reference(), vector.bench
+    observation = observation_of(answer, vector.case, reference, bench.facts)
+    return judge(vector.case, reference, observation, bench, lambda: vector.own_noise)
 
 
 def setting_of_comparison(vectors: Sequence[CaseVectors], mine: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ Limits = dict[str, list[dict[str, Any]]]
 
 
 def limits_of(case: ResolvedCase, reference: Mapping[str, Tensor], bench: Bench) -> Limits:
-    """By trace name, the checks that compare this tensor and what each allows: `{check, budget, max_abs, mean_abs, gain}`.
+    """By trace name, what each check that compares this tensor allows: `{check, budget, max_abs, mean_abs, gain}`.
 
     They are found by asking the checks about a runtime that makes no mistake. A limit counts for the whole comparison,
     which may be of the prompt's rows or of an image's patches only; the check's statement says of which.

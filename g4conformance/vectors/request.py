@@ -139,9 +139,12 @@ def facts_as_data(facts: ModelFacts) -> dict[str, Any]:
 def facts_from_data(data: Mapping[str, Any]) -> ModelFacts:
     """What `facts_as_data` was made of."""
     sets = {"placeholder_ids", "stop_token_ids"}
-    values = {field.name: data[field.name] for field in fields(ModelFacts)}
-    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k not in sets}
-    return ModelFacts(**plain, **{k: frozenset(values[k]) for k in sets})
+
+    def value(name: str) -> Any:
+        found = data[name]
+        return frozenset(found) if name in sets else tuple(found) if isinstance(found, list) else found
+
+    return ModelFacts(**{field.name: value(field.name) for field in fields(ModelFacts)})
 
 
 def layout_from_data(data: Mapping[str, Any]) -> StaticLayout:

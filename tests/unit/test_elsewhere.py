@@ -87,12 +87,15 @@ time.sleep(600)
 
 
 CRASHES = {
-    "an exception": ("raise MemoryError('no room on the device')", "exit status 1; its last words: MemoryError: no room"),
+    "an exception": (
+        "raise MemoryError('no room on the device')",
+        "exit status 1; its last words: MemoryError: no room",
+    ),
     "a status": ("sys.exit(3)", "exit status 3"),
     "a signal": ("os.abort()", "signal SIGABRT"),
     "no trace": ("", "nothing, but left no trace.safetensors"),
     "half a file": (
-        "path = write_trace(request, {'prefill/logits': np.zeros((1, 512))}); path.write_bytes(path.read_bytes()[:900])",
+        "path = write_trace(request, {'prefill/logits': np.zeros(512)}); path.write_bytes(path.read_bytes()[:900])",
         "nothing, but wrote what cannot be judged: expected a whole safetensors file",
     ),
     "no safetensors": ("(folder / TRACE).write_text('hello')", "expected a whole safetensors file"),

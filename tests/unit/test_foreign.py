@@ -15,7 +15,6 @@ import safetensors.numpy
 from g4conformance import foreign
 from g4conformance.expected import STOP_REASONS
 
-
 pytestmark = pytest.mark.unit
 
 REPOSITORY = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Recorded vectors: the same bytes twice, resumed, moved, judged without a model, and refused when they are not whole."""
+"""Recorded vectors: the same bytes twice, resumed, moved, judged without a model, and refused if they are not whole."""
 
 from __future__ import annotations
 
@@ -357,7 +357,9 @@ def test_answers_that_cannot_be_judged_are_refused(vectors: Path, mine: Path, tm
 
 def test_a_misspelt_name_is_refused(vectors: Path, tmp_path: Path) -> None:
     write_trace(read_request(vectors / "text-only"), {"prefil/logits": np.zeros(1)}, tmp_path / "text-only")
-    with told(VectorsError, expected="trace names", found="'prefil/logits'", remedy="The nearest one is prefill/logits"):
+    with told(
+        VectorsError, expected="trace names", found="'prefil/logits'", remedy="The nearest one is prefill/logits"
+    ):
         answers_in(tmp_path, open_vectors(vectors), CASES)
 
 

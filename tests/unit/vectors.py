@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foreign.shipped import answer, layout_of
+
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.foreign import requests_of, write_trace
 from g4conformance.judging.verdict import Status, Verdict
