@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -11,7 +10,15 @@ from typing import NoReturn
 import pytest
 
 from g4conformance import __version__
-from g4conformance.plugin import SCHEMES, add_options, non_negative, positive
+from g4conformance.plugin import (
+    SCHEMES,
+    add_options,
+    add_reference_options,
+    add_report_option,
+    non_negative,
+    positive,
+    positive_number,
+)
 from g4conformance.report.progress import progress_bar
 
 
@@ -32,6 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     add_faults_options(commands.add_parser("faults", help="plant known faults and show that the suite sees each"))
     fuzz = commands.add_parser("fuzz", help="judge the shipped runtime on random configs and cases")
     add_fuzz_options(fuzz)
+    add_record_options(commands.add_parser("record", help="write the reference's traces and inputs as vectors"))
+    add_compare_options(commands.add_parser("compare", help="judge a folder of traces against recorded vectors"))
     add_describe_options(commands.add_parser("describe", help="say what each quantization scheme covers"))
     commands.add_parser("checks", help="list every check with its statement")
     commands.add_parser("cases", help="list the bundled cases and what they exercise")
@@ -39,7 +48,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.command == "verify":
         return run_verify(argv[argv.index("verify") + 1 :])
-    guarded = {"faults": run_faults_command, "fuzz": run_fuzz, "describe": run_describe}
+    guarded = {
+        "faults": run_faults_command,
+        "fuzz": run_fuzz,
+        "describe": run_describe,
+        "record": run_record,
+        "compare": run_compare,
+    }
     if args.command in guarded:
         return told(guarded[args.command], args)
     for line in check_lines() if args.command == "checks" else case_lines():
@@ -71,10 +86,44 @@ def run_describe(args: argparse.Namespace) -> int:
     return 0
 
 
+def add_record_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `record`: of which reference and cases, and where to."""
+    add_reference_options(parser.add_argument)
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="where to; an interrupted recording goes on")
+    parser.add_argument("--quant", choices=SCHEMES, default="none", help="only none: vectors are in floating point")
+
+
+def run_record(args: argparse.Namespace) -> int:
+    """Records, and prints how many cases."""
+    from g4conformance.vectors import command
+
+    status, text = command.run_record(args)
+    print(text)
+    return status
+
+
+def add_compare_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `compare`: what to judge against what."""
+    parser.add_argument("vectors", metavar="VECTORS", help="folder that `record` has written")
+    parser.add_argument("mine", metavar="MINE", help="folder with a <case>/trace.safetensors for each case")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="judge only this case; repeatable")
+    parser.add_argument("--model", metavar="PATH_OR_ID", help="refuse vectors of another checkpoint than this one")
+    add_report_option(parser.add_argument)
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Judges, and prints failures and summary."""
+    from g4conformance.vectors import command
+
+    status, text = command.run_compare(args, colour=command.colour_wanted())
+    print(text)
+    return status
+
+
 def add_fuzz_options(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `fuzz`: how long to search, or what to replay."""
     budget = parser.add_mutually_exclusive_group(required=True)
-    budget.add_argument("--minutes", type=duration, metavar="N", help="search for N minutes")
+    budget.add_argument("--minutes", type=positive_number, metavar="N", help="search for N minutes")
     budget.add_argument("--examples", type=positive, metavar="N", help="search through N configs")
     budget.add_argument("--replay", metavar="FILE", help="judge the config that a search has saved to FILE")
     parser.add_argument("--fault", metavar="ID", help="put this fault into every runtime: the search must find it")
@@ -87,13 +136,6 @@ def add_fuzz_options(parser: argparse.ArgumentParser) -> None:
         default=120,
         help="how long to look for a smaller config that does not conform either (default: 120, at most 300)",
     )
-
-
-def duration(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
-    return value
 
 
 def run_fuzz(args: argparse.Namespace) -> int:

@@ -28,6 +28,10 @@ class CaseError(ConformanceError):
     """A case is unknown, malformed, or does not fit the layout."""
 
 
+class VectorsError(ConformanceError):
+    """Vectors or a trace on disk are damaged, incomplete, or of another checkpoint, case or format version."""
+
+
 class LayoutError(ConformanceError):
     """An input does not fit the static layout, or the layout itself is impossible."""
 

@@ -7,7 +7,9 @@ It is an entry point, because options that only a conftest brings are unknown wh
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import shlex
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from g4conformance.judging.verdict import Verdict
     from g4conformance.runtime.contract import Runtime
     from g4conformance.session import ConformanceSession, RunOptions
+    from g4conformance.vectors.elsewhere import Elsewhere
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one thread a worker, set before any conftest imports torch
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,7 +38,7 @@ SCHEMES = ("w8a16", "w8a8", "w4a16", "w8", "none")
 EXECUTORS = ("eager", "export", "onnxruntime", "executorch", "inductor")
 DTYPES = ("float32", "bfloat16", "float16")
 _PATH_OPTIONS = ("--model", "--cases", "--image", "--report", "--known")
-_SUITE_OPTIONS = (*_PATH_OPTIONS, "--runtime", "--quant", "--executor", "--case", "--prompt")
+_SUITE_OPTIONS = (*_PATH_OPTIONS, "--runtime", "--runtime-command", "--quant", "--executor", "--case", "--prompt")
 _KNOWN = "conformance.toml"
 _Around = Generator[None, _T, _T]  # what a hook wrapper is: it hands on what the hooks inside it have returned
 _EARLY = pytest.StashKey["RunOptions"]()
@@ -57,25 +60,49 @@ def non_negative(text: str) -> int:
     return value
 
 
+def positive_number(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
+    return value
+
+
 def add_options(add: Any) -> None:
     """Declares the suite's options with `add`, which takes what `argparse`'s add_argument takes."""
+    add_reference_options(add)
+    add("--quant", choices=SCHEMES, help=f"quantization scheme of the shipped runtime (default: {SCHEMES[0]})")
+    add("--executor", choices=EXECUTORS, help=f"what runs the shipped runtime's graphs (default: {EXECUTORS[0]})")
+    add("--runtime", metavar="MODULE:FACTORY", help="judge a runtime of yours: what factory(checkpoint) makes")
+    add("--runtime-command", metavar="COMMAND", help="judge what this command answers to each case's folder")
+    add(
+        "--runtime-timeout",
+        type=positive_number,
+        metavar="SECONDS",
+        default=600.0,
+        help="how long the command may take for one case (default: 600)",
+    )
+    add("--known", metavar="FILE", help=f"known failures (default: {_KNOWN} where pytest is called, or in its rootdir)")
+    add("--prompt", help="judge this prompt instead of the cases; {image} marks a picture's place")
+    add("--image", action="append", default=[], metavar="FILE", help="a picture for --prompt; may be repeated")
+    add_report_option(add)
+
+
+def add_report_option(add: Any) -> None:
+    add("--report", metavar="FILE", help="also write the verdicts to FILE, as JSON (.json) or a page (.html)")
+
+
+def add_reference_options(add: Any) -> None:
+    """Declares what the reference is, and which cases it runs."""
     add("--model", metavar="PATH_OR_ID", help="checkpoint folder or Hub id (default: the bundled tiny checkpoint)")
     add("--dtype", choices=DTYPES, default="float32", help="dtype of reference and runtime (default: float32)")
     add("--device", default="cpu", help="torch device of reference and runtime (default: cpu)")
     add("--attn", choices=("eager", "sdpa"), default="eager", help="attention implementation (default: eager)")
     add("--image-backend", choices=("torchvision", "pil"), default="torchvision", help="which image processor resizes")
-    add("--runtime", metavar="MODULE:FACTORY", help="judge a runtime of yours: what factory(checkpoint) makes")
-    add("--known", metavar="FILE", help=f"known failures (default: {_KNOWN} where pytest is called, or in its rootdir)")
-    add("--quant", choices=SCHEMES, help=f"quantization scheme of the shipped runtime (default: {SCHEMES[0]})")
-    add("--executor", choices=EXECUTORS, help=f"what runs the shipped runtime's graphs (default: {EXECUTORS[0]})")
     add("--max-seq", type=positive, help="rows of the static buffers (default: 2 windows + soft-token budget)")
     add("--case", action="append", default=[], metavar="NAME", help="judge only this case; may be repeated")
     add("--cases", metavar="FILE", help="a cases file of your own (YAML, see the bundled cases.yaml)")
-    add("--prompt", help="judge this prompt instead of the cases; {image} marks a picture's place")
-    add("--image", action="append", default=[], metavar="FILE", help="a picture for --prompt; may be repeated")
     add("--decode-steps", type=non_negative, default=6, help="teacher-forced decode steps a case (default: 6)")
     add("--gen-steps", type=positive, default=8, help="new tokens to generate a case (default: 8)")
-    add("--report", metavar="FILE", help="also write the verdicts to FILE, as JSON (.json) or a page (.html)")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -240,6 +267,7 @@ def _check_early(config: pytest.Config) -> RunOptions:
     from g4conformance.factory import load_factory
     from g4conformance.report.files import require_writable
     from g4conformance.session import require_enough_memory
+    from g4conformance.vectors.elsewhere import require_command
 
     options = run_options(config)
     try:
@@ -248,6 +276,8 @@ def _check_early(config: pytest.Config) -> RunOptions:
             require_writable(Path(report))
         for case in options.selected_cases():
             case.load_images()
+        if options.runtime_command is not None:
+            require_command(options.runtime_command)
         require_expressible(options.executor, options.quant, options.load.dtype)
         require_installed(options.executor)
         if options.runtime is not None:
@@ -262,12 +292,16 @@ def _check_early(config: pytest.Config) -> RunOptions:
 
 
 def _require_one_runtime(config: pytest.Config) -> None:
+    """Raises ConformanceError if several runtimes are asked for, or what only the shipped one can be told."""
     from g4conformance.errors import ConformanceError
 
-    given = [name for name in ("--quant", "--executor") if config.getoption(name)]
-    if config.getoption("--runtime") and given:
+    brought = [name for name in ("--runtime", "--runtime-command") if config.getoption(name)]
+    shipped = [name for name in ("--quant", "--executor") if config.getoption(name)]
+    if len(brought) > 1:
+        raise ConformanceError(f"either {brought[0]} or {brought[1]}", "both", "Leave one out.")
+    if brought and shipped:
         remedy = "A runtime of yours says itself whether it is quantized; leave one out."
-        raise ConformanceError(f"either --runtime, or the shipped runtime's {given[0]}", "both", remedy)
+        raise ConformanceError(f"either {brought[0]}, or the shipped runtime's {shipped[0]}", "both", remedy)
 
 
 def run_options(config: pytest.Config) -> RunOptions:
@@ -276,12 +310,13 @@ def run_options(config: pytest.Config) -> RunOptions:
     from g4conformance.session import RunOptions
 
     get = config.getoption
+    command = get("--runtime-command")
     return RunOptions(
         model=get("--model"),
         load=LoadOptions(get("--dtype"), get("--device"), get("--attn"), get("--image-backend")),
         runtime=get("--runtime"),
         known=get("--known") or _known_nearby(config),
-        quant=get("--quant") or ("none" if get("--runtime") else SCHEMES[0]),
+        quant=get("--quant") or ("none" if get("--runtime") or command else SCHEMES[0]),
         executor=get("--executor") or EXECUTORS[0],
         max_seq=get("--max-seq"),
         cases_file=get("--cases"),
@@ -290,6 +325,8 @@ def run_options(config: pytest.Config) -> RunOptions:
         images=tuple(get("--image")),
         decode_steps=get("--decode-steps"),
         gen_steps=get("--gen-steps"),
+        runtime_command=command,
+        runtime_timeout=get("--runtime-timeout"),
     )
 
 
@@ -320,12 +357,15 @@ def checkpoint(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> C
 
 
 @pytest.fixture(scope="session")
-def runtime(request: pytest.FixtureRequest, checkpoint: Checkpoint, pytestconfig: pytest.Config) -> Runtime:
-    """The runtime under test: that of `--runtime`, or the shipped one. Override this fixture to bring another."""
+def runtime(request: pytest.FixtureRequest, checkpoint: Checkpoint, pytestconfig: pytest.Config) -> Runtime | Elsewhere:
+    """The runtime under test: that of `--runtime` or a command, or the shipped one. Override it to bring another."""
     from g4conformance.errors import ConformanceError
     from g4conformance.factory import made_by
     from g4conformance.shipped import execute_with, shipped_runtime
+    from g4conformance.vectors.elsewhere import CommandRuntime
 
+    if command := pytestconfig.getoption("--runtime-command"):
+        return CommandRuntime(command, pytestconfig.getoption("--runtime-timeout"))
     options = _checked_early(pytestconfig)
     try:
         if options.runtime is not None:
@@ -337,7 +377,9 @@ def runtime(request: pytest.FixtureRequest, checkpoint: Checkpoint, pytestconfig
 
 
 @pytest.fixture(scope="session")
-def conformance(request: pytest.FixtureRequest, checkpoint: Checkpoint, runtime: Runtime) -> ConformanceSession:
+def conformance(
+    request: pytest.FixtureRequest, checkpoint: Checkpoint, runtime: Runtime | Elsewhere
+) -> ConformanceSession:
     """The run that judges cases, each once."""
     from g4conformance.errors import ConformanceError
     from g4conformance.session import ConformanceSession
@@ -423,8 +465,9 @@ class Judged:
     def _repeat(self) -> str:
         verdict, options = self.verdicts[0], self.session.options
         model = f" --model {options.model}" if options.model else ""
-        given = [(name, self.config.getoption(name)) for name in ("--runtime", "--quant", "--executor", "--known")]
-        ours = "".join(f" {name} {value}" for name, value in given if value)
+        names = ("--runtime", "--runtime-command", "--quant", "--executor", "--known")
+        given = [(name, self.config.getoption(name)) for name in names]
+        ours = "".join(f" {name} {shlex.quote(value)}" for name, value in given if value)
         return f"pytest -m integration{model}{ours} --case {verdict.case} -k {verdict.check}"
 
 

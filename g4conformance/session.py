@@ -36,6 +36,7 @@ from g4conformance.reference.selfcheck import calibrated_noise, measure_noise, r
 from g4conformance.runtime.contract import Runtime
 from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.trace import Trace
+from g4conformance.vectors.elsewhere import CommandRuntime, Elsewhere, observe_command
 
 # Noise is calibrated on one text that leaves the sliding window and one picture.
 CALIBRATION_CASES = ("window-twice", "image-middle")
@@ -60,6 +61,8 @@ class RunOptions:
     images: tuple[str, ...] = ()
     decode_steps: int = 6
     gen_steps: int = 8
+    runtime_command: str | None = None
+    runtime_timeout: float = 600.0
 
     @property
     def checkpoint(self) -> str:
@@ -108,7 +111,7 @@ class ConformanceSession:
         ConformanceError: what is declared as known is malformed, or a declared budget is not wider than ours.
     """
 
-    def __init__(self, checkpoint: Checkpoint, runtime: Runtime, options: RunOptions) -> None:
+    def __init__(self, checkpoint: Checkpoint, runtime: Runtime | Elsewhere, options: RunOptions) -> None:
         self.checkpoint, self.runtime, self.options = checkpoint, runtime, options
         self.max_seq = options.max_seq or checkpoint.facts.default_max_seq
         known = options.all_cases()
@@ -117,13 +120,14 @@ class ConformanceSession:
         self.cases[first] = replace(self.cases[first], first=True)
         noise = calibrated_noise(self._noisy(checkpoint), self._calibration_cases(), cache_folder())
         require_sound(noise)
-        self.quantized = QuantizedJudging.of_runtime(checkpoint, runtime)
+        self.quantized = None if isinstance(runtime, Elsewhere) else QuantizedJudging.of_runtime(checkpoint, runtime)
         self.bench = self._with_declared(self._bench(noise))
         self._verdicts: dict[str, list[Verdict]] = {}
 
     def _noisy(self, checkpoint: Checkpoint) -> Checkpoint:
         """With another way of computing, where the runtime's graphs are not run by torch as the reference is."""
-        return checkpoint if self.options.executor in _TORCH_KERNELS else with_other_way(checkpoint)
+        own_kernels = self.options.executor in _TORCH_KERNELS and not isinstance(self.runtime, Elsewhere)
+        return checkpoint if own_kernels else with_other_way(checkpoint)
 
     def _bench(self, float_noise: Noise) -> Bench:
         facts, dtype = self.checkpoint.facts, self.checkpoint.options.dtype
@@ -172,14 +176,19 @@ class ConformanceSession:
         inputs = resolved.request.inputs
         return record_reference(self.checkpoint, inputs, resolved.reference_steps, case, resolved.digest)
 
-    def judged(self, runtime: Runtime, case: str, reference: Mapping[str, Tensor]) -> list[Verdict]:
+    def judged(self, runtime: Runtime | Elsewhere, case: str, reference: Mapping[str, Tensor]) -> list[Verdict]:
         """The verdicts of any runtime on a case whose reference was recorded before; nothing of them is kept."""
         resolved = self.cases[case]
         observation = self.observed(runtime, resolved, reference)
         return judge(resolved, reference, observation, self.bench, lambda: self.own_noise(resolved))
 
-    def observed(self, runtime: Runtime, case: ResolvedCase, reference: Mapping[str, Tensor]) -> Observation:
+    def observed(
+        self, runtime: Runtime | Elsewhere, case: ResolvedCase, reference: Mapping[str, Tensor]
+    ) -> Observation:
         """What the runtime yields for a case; of the run's first one, a quantized runtime's scales and integers too."""
+        if isinstance(runtime, Elsewhere):
+            assert isinstance(runtime, CommandRuntime), "a runtime that nobody can ask"
+            return observe_command(runtime, case, reference, self.checkpoint)
         observation = observe(runtime, case, reference, self.checkpoint.facts)
         if self.quantized is not None and case.first:
             observation.isolated |= self.quantized.observed(runtime)
@@ -195,6 +204,7 @@ class ConformanceSession:
         """This session with a reference for the scales and integers that its runtime has now; noise stays."""
         session = copy.copy(self)
         assert self.quantized is not None
+        assert not isinstance(self.runtime, Elsewhere)
         session.quantized = self.quantized.of(self.runtime)
         return session
 
@@ -205,7 +215,7 @@ class ConformanceSession:
         shipped = isinstance(self.runtime, StaticGemma4Runtime)
         return {
             "model": self.checkpoint.name,
-            "runtime": type(self.runtime).__name__,
+            "runtime": self.runtime.name if isinstance(self.runtime, Elsewhere) else type(self.runtime).__name__,
             "checkpoint_digest": self.checkpoint.digest,
             "dtype": load.dtype,
             "device": load.device,

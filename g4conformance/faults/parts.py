@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 
 from g4conformance.faults.patching import Patch
-from g4conformance.judging.observe import positional_tensors
+from g4conformance.judging.given import positional_tensors
 from g4conformance.runtime.contract import MasksAndRope, Runtime, StaticInputs
 from g4conformance.runtime.masks import mask_bias
 from g4conformance.runtime.static import StaticGemma4Runtime

@@ -87,14 +87,21 @@ def _excusable(verdict: Verdict) -> bool:
 def _judge(
     case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench
 ) -> list[Verdict]:
-    runs = {mode: _run(case, reference, observation, bench, mode) for mode in Mode}
+    runs = {mode: case_run(case, reference, observation, bench, mode) for mode in Mode}
     verdicts = [
         _verdict(check, runs[mode], observation, bench)
         for check in CHECKS.values()
         for mode in check.modes
-        if not (mode is Mode.ACCUMULATED and check.stage in observation.same and Mode.ISOLATED in check.modes)
+        if not _said_by_the_other_mode(check, mode, observation)
     ]
     return blame(verdicts, bench.declared)
+
+
+def _said_by_the_other_mode(check: Check, mode: Mode, observation: Observation) -> bool:
+    """Whether both runs are one, so that isolation says it all; or there was only the run on its own."""
+    if len(check.modes) < len(Mode):
+        return False
+    return check.stage in (observation.same if mode is Mode.ACCUMULATED else observation.own_only)
 
 
 def verdict_of(
@@ -106,7 +113,7 @@ def verdict_of(
     mode: Mode,
 ) -> Verdict:
     """What one check finds in one mode, whoever is to blame."""
-    return _verdict(check, _run(case, reference, observation, bench, mode), observation, bench)
+    return _verdict(check, case_run(case, reference, observation, bench, mode), observation, bench)
 
 
 def applies(check: Check, run: CaseRun) -> bool:
@@ -124,9 +131,10 @@ def applies(check: Check, run: CaseRun) -> bool:
     return met[check.needs]
 
 
-def _run(
+def case_run(
     case: ResolvedCase, reference: Mapping[str, Tensor], observation: Observation, bench: Bench, mode: Mode
 ) -> CaseRun:
+    """What a check gets to see of `case` in `mode`."""
     logits_factor = rounding_factor("G4-DECODE-09", bench.dtype, bench.scheme)
 
     def near_tie(name: str) -> float:
@@ -149,6 +157,8 @@ def _run(
         first=case.first,
         steps=bench.steps,
         quality_tie=quality_tie(bench.scheme) if bench.scheme != "none" else 0.0,
+        teacher_forced=observation.teacher_forced,
+        unpadded=observation.unpadded,
     )
 
 

@@ -31,6 +31,9 @@ class Observation:
         errors: what a stage raised in isolation, what a probe raised (under `self/<probe>`), or (under None) what the
             run on its own raised.
         missing: what the runtime does not have that a stage or a probe needed, under the keys of `errors`.
+        own_only: stages of which nothing is known but the run on its own; they are judged in accumulation only.
+        teacher_forced: whether the run on its own was fed the reference's tokens at each decode step.
+        unpadded: names of tensors that hold the prompt's rows only, of a runtime without static buffers.
     """
 
     accumulated: Tensors = field(default_factory=dict)
@@ -38,6 +41,9 @@ class Observation:
     same: set[Stage] = field(default_factory=set)
     errors: dict[str | None, str] = field(default_factory=dict)
     missing: dict[str | None, str] = field(default_factory=dict)
+    own_only: set[Stage] = field(default_factory=set)
+    teacher_forced: bool = False
+    unpadded: frozenset[str] = frozenset()
 
 
 def method_of(runtime: Runtime, name: str) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ is run twice. Decode is always run twice: its input is the K/V state, which is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from g4conformance.expected import (
     static_inputs_of,
 )
 from g4conformance.judging.alone import GraphsAlone
+from g4conformance.judging.given import GivenInputs, is_of, positional_tensors, reuse
 from g4conformance.judging.observation import (
     Observation,
     errors_of,
@@ -32,9 +33,9 @@ from g4conformance.judging.observation import (
 from g4conformance.judging.probes import run_probes
 from g4conformance.probe_requests import ProbeRequests
 from g4conformance.prompts import Request, ResolvedCase
-from g4conformance.runtime.contract import MasksAndRope, Runtime, StaticInputs
+from g4conformance.runtime.contract import Runtime, StaticInputs
 from g4conformance.runtime.layout import StaticLayout
-from g4conformance.stages import Stage, stage_of
+from g4conformance.stages import Stage
 from g4conformance.trace import Recorder
 
 
@@ -104,42 +105,34 @@ class _Isolation:
         self.observation = observation
         self.inputs = static_inputs_of(reference, self.layout, facts)
         self.positional = masks_and_rope_of(reference, self.layout, facts)
-        self.positional_tensors = positional_tensors(self.positional)
+        self.given = GivenInputs(reference, self.layout, facts)
         self.quantized = is_quantized(runtime)
 
     def run(self) -> None:
-        self._reuse(Stage.BUILD_STATIC_INPUTS)
-        self._stage(Stage.TOKEN_EMBEDDING, self._token_embedding, ["llm_input_ids"])
+        reuse(self.observation, Stage.BUILD_STATIC_INPUTS)
+        self._stage(Stage.TOKEN_EMBEDDING, self._token_embedding)
         if self.inputs.pixel_values is not None:
-            self._stage(Stage.VISION_PREFILL, self._vision_prefill, ["pixel_values", "image_position_ids"])
+            self._stage(Stage.VISION_PREFILL, self._vision_prefill)
             self._alone(Stage.VISION_PREFILL, lambda graphs, record: graphs.vision(record))
-            self._stage(Stage.MM_FUSION, self._mm_fusion, ["text_embeds", "visual_embeds"])
-        self._stage(Stage.MASKS_AND_ROPE, self._masks_and_rope, ["valid_length"])
-        self._stage(Stage.PREFILL, self._prefill, self._prefill_inputs())
+            self._stage(Stage.MM_FUSION, self._mm_fusion)
+        self._stage(Stage.MASKS_AND_ROPE, self._masks_and_rope)
+        self._stage(Stage.PREFILL, self._prefill)
         self._alone(Stage.PREFILL, lambda graphs, record: graphs.prefill(record))
         self._call(Stage.DECODE, self._decode)
         self._alone(Stage.DECODE, self._decode_alone)
         self._call(Stage.GENERATION, self._generation)
 
-    def _stage(self, stage: Stage, call: Callable[[Recorder], None], input_names: Sequence[str]) -> None:
+    def _stage(self, stage: Stage, call: Callable[[Recorder], None]) -> None:
         """Reuses the run on its own where that had the reference's inputs and did not break off."""
         undisturbed = None not in self.observation.errors
-        if undisturbed and all(self._bit_equal(name) for name in input_names) and self._reuse(stage):
+        if undisturbed and self.given.equal(stage, self.observation.accumulated) and reuse(self.observation, stage):
             return
         self._call(stage, call)
-
-    def _reuse(self, stage: Stage) -> bool:
-        """Takes over what the run on its own yielded for `stage`; false if that was nothing."""
-        own = {name: tensor for name, tensor in self.observation.accumulated.items() if _is_of(name, stage)}
-        self.observation.isolated |= own
-        if own:
-            self.observation.same.add(stage)
-        return bool(own)
 
     def _call(self, stage: Stage, call: Callable[[Recorder], None]) -> None:
         with listening(self.runtime, Recorder()) as record, errors_of(self.observation, stage):
             call(record)
-        self.observation.isolated |= {name: t for name, t in record.tensors.items() if _is_of(name, stage)}
+        self.observation.isolated |= {name: t for name, t in record.tensors.items() if is_of(name, stage)}
 
     def _alone(self, stage: Stage, run: Callable[[GraphsAlone, Recorder], None]) -> None:
         """The graphs of a quantized runtime one by one."""
@@ -152,28 +145,6 @@ class _Isolation:
     def _decode_alone(self, graphs: GraphsAlone, record: Recorder) -> None:
         for step in sorted({0, self.case.decode_steps - 1} if self.case.decode_steps else ()):
             graphs.decode(record, step)
-
-    def _bit_equal(self, name: str) -> bool:
-        """Whether what the runtime made for itself equals the reference's, in the shape of the static buffers."""
-        own = self.observation.accumulated.get(name)
-        expected = self._expected(name)
-        if own is None or own.shape != expected.shape or own.dtype != expected.dtype:
-            return False
-        own = own.to(expected.device)
-        if name in self.positional_tensors:  # rows of padding are the runtime's own affair
-            own, expected = (t.narrow(-2, 0, self.inputs.valid_length) for t in (own, expected))
-        return torch.equal(own, expected)
-
-    def _expected(self, name: str) -> Tensor:
-        if name == "llm_input_ids":
-            return self.inputs.llm_input_ids
-        if name in self.positional_tensors:
-            return self.positional_tensors[name]
-        return padded_reference(self.reference, self.layout, name)
-
-    def _prefill_inputs(self) -> list[str]:
-        embeds = "text_embeds" if self.inputs.pixel_values is None else "fused_embeds"
-        return ["valid_length", "llm_input_ids", embeds, *self.positional_tensors]
 
     # --- one call a stage ---------------------------------------------------------------------------------------
 
@@ -209,23 +180,6 @@ class _Isolation:
         scripted = scripted_logits(self.reference, self.facts)
         record("generation/select/logits", scripted)
         record_selection(record, "generation/select/", self.runtime, scripted)
-
-
-def positional_tensors(positional: MasksAndRope) -> dict[str, Tensor]:
-    """Masks, biases and rotary tables under their trace names."""
-    tensors = {f"mask/{layer_type}": mask for layer_type, mask in positional.masks.items()}
-    tensors |= {f"mask_bias/{layer_type}": bias for layer_type, bias in positional.biases.items()}
-    for layer_type, (cos, sin) in positional.rope.items():
-        tensors |= {f"rope/{layer_type}/cos": cos, f"rope/{layer_type}/sin": sin}
-    return tensors
-
-
-def _is_of(name: str, stage: Stage) -> bool:
-    """Whether the trace name is one of the stage's; names outside the contract are no stage's and are ignored."""
-    try:
-        return stage_of(name) is stage
-    except KeyError:
-        return False
 
 
 def _record_inputs(record: Recorder, inputs: StaticInputs) -> None:

@@ -89,7 +89,7 @@ BAD_OPTIONS = {
     "no budget": ([], "one of the arguments --minutes --examples --replay is required"),
     "two budgets": (["--minutes", "1", "--examples", "1"], "not allowed with argument"),
     "no time": (["--minutes", "0"], "must be a positive number, got 0"),
-    "no number": (["--minutes", "soon"], "invalid duration value: 'soon'"),
+    "no number": (["--minutes", "soon"], "invalid positive_number value: 'soon'"),
     "no examples": (["--examples", "0"], "must be at least 1, got 0"),
     "missing reproducer": (["--replay", "nowhere.json"], "expected a readable reproducer at nowhere.json"),
     "no such fault": (["--examples", "1", "--fault", "no-such"], "expected the id of a fault, found 'no-such'"),
