@@ -145,11 +145,11 @@ BAD_OPTIONS = {
     "no such program": (["--runtime-command", "no-such-program"], "a program to start with --runtime-command"),
     "quantization": (
         ["--runtime-command", PYTHON, "--quant", "w8a8"],
-        "either --runtime-command, or the shipped runtime's --quant",
+        "or the shipped runtime's --quant, found both",
     ),
     "executor": (
         ["--runtime-command", PYTHON, "--executor", "export"],
-        "either --runtime-command, or the shipped runtime's --executor",
+        "or the shipped runtime's --executor, found both",
     ),
     "timeout": (["--runtime-command", PYTHON, "--runtime-timeout", "0"], "must be a positive number, got 0"),
 }
