@@ -69,7 +69,7 @@ def test_the_example_of_an_adopters_repository_conforms(unpacked_wheel: Path, tm
     for name in ("tests", "pyproject.toml", "conformance.toml"):
         copy = shutil.copytree if (example / name).is_dir() else shutil.copy
         copy(example / name, tmp_path / name)
-    cases = ("--case", "fills-while-decoding", "--case", "image-first", "--decode-steps", "2", "--gen-steps", "3")
+    cases = ("--case", "fills-while-decoding", "--case", "image-first", "--decode-steps", "2")
     path = os.pathsep.join(map(str, (unpacked_wheel, installed)))
     done = run("pytest", "--strict-markers", *cases, cwd=tmp_path, path=path)
     assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr

@@ -27,15 +27,16 @@ PYTHON = shlex.quote(sys.executable)
 def documented(language: str) -> list[str]:
     """The code blocks of docs/vectors.md in this language."""
     text = (REPOSITORY / "docs" / "vectors.md").read_text()
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+    return [code for found, code in re.findall(r"```(\w*)\n(.*?)```", text, flags=re.DOTALL) if found == language]
 
 
 def call(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs one documented command line."""
     program, *arguments = shlex.split(line)
     here = [re.sub(r"^python ", f"{PYTHON} ", argument) for argument in arguments]
-    command = {"g4conformance": ["g4conformance.cli", *here], "python": ["runpy", *here]}[program]
-    return run(*command, cwd=cwd, path=REPOSITORY)
+    if program == "python":
+        return run(here[0].removesuffix(".py"), *here[1:], cwd=cwd, path=REPOSITORY)
+    return run(f"{program}.cli", *here, cwd=cwd, path=REPOSITORY)
 
 
 @pytest.fixture(scope="module")
