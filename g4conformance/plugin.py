@@ -171,6 +171,7 @@ def _may_apply(check: Check, case: Case, *, first: bool, quantized: bool) -> boo
         Needs.PROMPT: case.vocabulary is None,
         Needs.IMAGE: bool(case.images),
         Needs.PROBES: case.self_consistency,
+        Needs.REFUSALS: first,
         Needs.QUANTIZED: quantized,
         Needs.QUANTIZED_IMAGE: quantized and bool(case.images),
         Needs.QUANTIZED_ONCE: quantized and first,
@@ -319,9 +320,9 @@ class Judged:
             pytest.skip(self.verdicts[0].where)
 
     def _is_shipped(self) -> bool:
-        from g4conformance.runtime.static import StaticGemma4Runtime
+        from g4conformance.runtime.static import is_shipped
 
-        return isinstance(self.session.runtime, StaticGemma4Runtime)
+        return is_shipped(self.session.runtime)
 
     def _repeat(self) -> str:
         verdict, options = self.verdicts[0], self.session.options

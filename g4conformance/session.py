@@ -13,14 +13,18 @@ import torch
 import transformers
 from torch import Tensor
 
+from g4conformance.adopting.boundary import at_boundary
+from g4conformance.adopting.capabilities import Capabilities
 from g4conformance.cases import Case, load_cases, own_case, select_cases
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
 from g4conformance.checkpoints.files import checkpoint_folder, parameter_bytes
 from g4conformance.errors import CaseError, ConformanceError
 from g4conformance.fixtures import bundled_checkpoint, fixtures_folder
+from g4conformance.judging.driving import how_driven
 from g4conformance.judging.judge import Bench, judge
 from g4conformance.judging.observation import Observation
 from g4conformance.judging.observe import observe
+from g4conformance.judging.support import lacking, refusals
 from g4conformance.judging.verdict import Verdict
 from g4conformance.prompts import ResolvedCase, resolve
 from g4conformance.quantization.judging import QuantizedJudging
@@ -30,6 +34,7 @@ from g4conformance.reference.otherwise import with_other_way
 from g4conformance.reference.record import record_reference
 from g4conformance.reference.selfcheck import calibrated_noise, measure_noise, require_sound
 from g4conformance.runtime.contract import Runtime
+from g4conformance.runtime.static import is_shipped
 from g4conformance.trace import Trace
 
 # Noise is calibrated on one text that leaves the sliding window and one picture.
@@ -79,11 +84,13 @@ class ConformanceSession:
 
     Raises:
         CaseError: a case does not fit the checkpoint or the layout; nothing was run then.
+        ConformanceError: the runtime declares something that the contract does not know; nothing was run then.
         UnsoundReferenceError: the reference disagrees with itself; no runtime was judged then.
     """
 
     def __init__(self, checkpoint: Checkpoint, runtime: Runtime, options: RunOptions) -> None:
         self.checkpoint, self.runtime, self.options = checkpoint, runtime, options
+        at_boundary(runtime)  # a wrong declaration is found before anything is run
         self.max_seq = options.max_seq or checkpoint.facts.default_max_seq
         known = options.all_cases()
         self.cases = {case.name: self._resolve(case, known) for case in options.selected_cases()}
@@ -97,14 +104,20 @@ class ConformanceSession:
 
     def _noisy(self, checkpoint: Checkpoint) -> Checkpoint:
         """With another way of computing, where the runtime's graphs are not run by torch as the reference is."""
-        return checkpoint if self.options.executor == "eager" else with_other_way(checkpoint)
+        return with_other_way(checkpoint) if self._other_kernels else checkpoint
+
+    @property
+    def _other_kernels(self) -> bool:
+        return self.options.executor != "eager" or not is_shipped(self.runtime)
 
     def _bench(self, float_noise: Noise) -> Bench:
         facts, dtype = self.checkpoint.facts, self.checkpoint.options.dtype
+        foreign = not is_shipped(self.runtime)
         if self.quantized is None:
-            return Bench(facts, float_noise, dtype)
+            return Bench(facts, float_noise, dtype, foreign=foreign)
         noise = calibrated_noise(self.quantized.reference, self._calibration_cases(), cache_folder())
-        return Bench(facts, noise, dtype, self.quantized.scheme.name, float_noise, self.quantized.steps)
+        scheme, steps = self.quantized.scheme.name, self.quantized.steps
+        return Bench(facts, noise, dtype, scheme, float_noise, steps, foreign=foreign)
 
     def _resolve(self, case: Case, known: Sequence[Case]) -> ResolvedCase:
         options = self.options
@@ -147,10 +160,20 @@ class ConformanceSession:
         return judge(resolved, reference, observation, self.bench, lambda: self.own_noise(resolved))
 
     def observed(self, runtime: Runtime, case: ResolvedCase, reference: Mapping[str, Tensor]) -> Observation:
-        """What the runtime yields for a case; of the run's first one, a quantized runtime's scales and integers too."""
-        observation = observe(runtime, case, reference, self.checkpoint.facts)
-        if self.quantized is not None and case.first:
-            observation.isolated |= self.quantized.observed(runtime)
+        """What the runtime yields for a case: nothing if it does not support what the case needs.
+
+        Of the run's first case also what concerns the whole runtime: whether it refuses what it does not support, and a
+        quantized one's scales and integers.
+        """
+        facts = self.checkpoint.facts
+        if unsupported := lacking(runtime, case, facts):
+            observation = Observation(unsupported=", ".join(unsupported))
+        else:
+            observation = observe(runtime, case, reference, facts)
+        if case.first:
+            observation.accumulated |= refusals(runtime, self.cases.values(), reference, facts)
+            if self.quantized is not None:
+                observation.isolated |= self.quantized.observed(runtime)
         return observation
 
     def own_noise(self, case: ResolvedCase) -> Noise:
@@ -173,6 +196,8 @@ class ConformanceSession:
         return {
             "model": self.checkpoint.name,
             "runtime": type(self.runtime).__name__,
+            "driven": how_driven(at_boundary(self.runtime)),
+            "unsupported": list(Capabilities(self.runtime).refused),
             "checkpoint_digest": self.checkpoint.digest,
             "dtype": load.dtype,
             "device": load.device,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from g4conformance.checks import CHECKS, Check
 from g4conformance.checks.compare import Comparison
 from g4conformance.checks.registry import BudgetKind, Needs
 from g4conformance.checks.run import CaseRun, Mode, NotObserved
-from g4conformance.judging.observation import Observation
+from g4conformance.judging.observation import Observation, alone_key
 from g4conformance.judging.traits import traits_of
 from g4conformance.judging.verdict import Measurement, Status, Verdict
 from g4conformance.metrics import Difference
@@ -35,6 +36,7 @@ class Bench:
         noise: of the reference that the runtime is compared with.
         float_noise: of the float reference, where the other one is fake-quantized.
         steps: distance of two neighbouring values of each tensor on a quantized grid, by kind of trace name.
+        foreign: whether the runtime is not the shipped one: tables that it makes its own way differ by rounding.
     """
 
     facts: ModelFacts
@@ -43,9 +45,10 @@ class Bench:
     scheme: str = "none"
     float_noise: Noise | None = None
     steps: Mapping[str, float] = field(default_factory=dict)
+    foreign: bool = False
 
     def budget(self, check: Check) -> Budget:
-        return budget_of(check, self.dtype, self.scheme)
+        return budget_of(check.of_foreign() if self.foreign else check, self.dtype, self.scheme)
 
     def limit(self, budget: Budget, comparison: Comparison) -> Limit:
         assert comparison.difference is not None
@@ -90,7 +93,7 @@ def _judge(
         for mode in check.modes
         if not (mode is Mode.ACCUMULATED and check.stage in observation.same and Mode.ISOLATED in check.modes)
     ]
-    return blame(verdicts)
+    return blame(verdicts, observation.made_itself)
 
 
 def verdict_of(
@@ -105,10 +108,13 @@ def verdict_of(
     return _verdict(check, _run(case, reference, observation, bench, mode), observation, bench)
 
 
-def blame(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def blame(
+    verdicts: Sequence[Verdict], made_itself: Mapping[Stage, frozenset[Stage]] = MappingProxyType({})
+) -> list[Verdict]:
     """Marks as inherited what follows from an earlier stage.
 
-    A stage that is wrong in isolation is wrong by itself. One that is wrong only in accumulation has inherited it if
+    A stage that is wrong in isolation is wrong by itself, unless it made there what an earlier stage is wrong about
+    (`made_itself`, by stage). One that is wrong only in accumulation has inherited it if
     any stage before it is wrong at all; else the fault is its own. Where the runtime's own run broke off, the stages
     that it never reached have inherited that from whichever stage is wrong in isolation.
     """
@@ -116,14 +122,21 @@ def blame(verdicts: Sequence[Verdict]) -> list[Verdict]:
     wrong_isolated = {v.stage for v in verdicts if v.status in _WRONG and v.mode is Mode.ISOLATED}
 
     def inherits(verdict: Verdict) -> bool:
-        if verdict.mode is Mode.ISOLATED or verdict.status not in _WRONG:
+        if verdict.status not in _WRONG:
             return False
+        if verdict.mode is Mode.ISOLATED:
+            return not _is_alone(verdict) and bool(made_itself.get(verdict.stage, frozenset()) & wrong_anyhow)
         broke_off = verdict.status is Status.ERROR and bool(wrong_isolated - {verdict.stage})
         # What a quantized runtime loses does not follow from what its scales are: it is asked of both.
         own = verdict.stage in wrong_isolated and verdict.stage is not Stage.QUANTIZATION
         return broke_off or bool(upstream(verdict.stage) & wrong_anyhow) or own
 
     return [replace(v, status=Status.INHERITED) if inherits(v) else v for v in verdicts]
+
+
+def _is_alone(verdict: Verdict) -> bool:
+    """Whether it is about pieces that were fed the reference's own, whatever the stage takes."""
+    return verdict.check in CHECKS and CHECKS[verdict.check].alone
 
 
 def applies(check: Check, run: CaseRun) -> bool:
@@ -134,6 +147,8 @@ def applies(check: Check, run: CaseRun) -> bool:
         Needs.IMAGE: run.layout.num_visual_tokens > 0,
         Needs.PER_LAYER_INPUTS: run.facts.has_per_layer_inputs,
         Needs.PROBES: run.probed,
+        Needs.REFUSALS: run.first,
+        Needs.FLOATING: not run.quantized,
         Needs.QUANTIZED: run.quantized,
         Needs.QUANTIZED_IMAGE: run.quantized and run.layout.num_visual_tokens > 0,
         Needs.QUANTIZED_ONCE: run.quantized and run.first,
@@ -173,6 +188,8 @@ def _verdict(check: Check, run: CaseRun, observation: Observation, bench: Bench)
     blank = Verdict(check.id, check.stage, run.case, run.mode, Status.PASS, check.statement)
     if not applies(check, run):
         return replace(blank, status=Status.NOT_APPLICABLE, where=f"needs {check.needs}")
+    if observation.unsupported and check.needs is not Needs.REFUSALS:
+        return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime supports no {observation.unsupported}")
     if error := _error(check, run, observation):
         return replace(blank, status=Status.ERROR, where=f"the runtime raised {error}")
     try:
@@ -187,8 +204,8 @@ def _verdict(check: Check, run: CaseRun, observation: Observation, bench: Bench)
 
 def _error(check: Check, run: CaseRun, observation: Observation) -> str | None:
     """What the runtime raised in the check's stage; of its run on its own, where the stage's tensors end with that."""
-    if check.stage is Stage.SELF_CONSISTENCY:
-        return None  # each probe has its own; see _unobserved
+    if check.stage is Stage.SELF_CONSISTENCY or check.alone:
+        return None  # each probe has its own, and so have pieces alone; see _unobserved
     if run.mode is Mode.ISOLATED:
         return observation.errors.get(check.stage)
     broke_off = check.stage is Stage.GENERATION or not any(
@@ -198,14 +215,22 @@ def _error(check: Check, run: CaseRun, observation: Observation) -> str | None:
 
 
 def _unobserved(blank: Verdict, name: str, observation: Observation) -> Verdict:
-    """A tensor is missing: because the probe that yields it raised, or because the runtime does not have something."""
-    if blank.stage is not Stage.SELF_CONSISTENCY:
-        return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {name}")
-    source = "/".join(name.split("/")[:2]) if name.startswith("self/") else None  # a probe, or the run on its own
+    """A tensor is missing: because what yields it raised, or because the runtime does not have something."""
+    source = _source(blank, name)
     if source in observation.errors:
         return replace(blank, status=Status.ERROR, where=f"the runtime raised {observation.errors[source]}")
     missing = observation.missing.get(source, name)
-    return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {missing}")
+    how = f"; {observation.driven}" if observation.driven and name.startswith("generation/") else ""
+    return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {missing}{how}")
+
+
+def _source(blank: Verdict, name: str) -> str | None:
+    """Under which key of `errors` and `missing` it is said what became of the tensor; "" if under none."""
+    if name.startswith("self/"):
+        return "/".join(name.split("/")[:2])  # a probe
+    if "/alone/" in name:
+        return alone_key(blank.stage)
+    return None if blank.stage is Stage.SELF_CONSISTENCY else ""
 
 
 def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, bench: Bench) -> Verdict:

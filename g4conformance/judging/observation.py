@@ -28,9 +28,13 @@ class Observation:
         accumulated: tensors of the run on its own, and of the probes of self-consistency.
         isolated: tensors of each stage when fed the reference's inputs.
         same: stages whose inputs were bit-equal, so that both runs are one.
-        errors: what a stage raised in isolation, what a probe raised (under `self/<probe>`), or (under None) what the
-            run on its own raised.
+        errors: what a stage raised in isolation, what its pieces raised alone (under `<stage>/alone`), what a probe raised
+            (under `self/<probe>`), or (under None) what the run on its own raised.
         missing: what the runtime does not have that a stage or a probe needed, under the keys of `errors`.
+        given: names of inputs that the runtime was given, because it makes none.
+        driven: how the suite drove a runtime that does not generate by itself.
+        made_itself: earlier stages that a stage went through again in isolation, because it does not take their results.
+        unsupported: what the case needs and the runtime declares not to support; nothing was run then.
     """
 
     accumulated: Tensors = field(default_factory=dict)
@@ -38,6 +42,10 @@ class Observation:
     same: set[Stage] = field(default_factory=set)
     errors: dict[str | None, str] = field(default_factory=dict)
     missing: dict[str | None, str] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
+    driven: str = ""
+    made_itself: dict[Stage, frozenset[Stage]] = field(default_factory=dict)
+    unsupported: str = ""
 
 
 def method_of(runtime: Runtime, name: str) -> Callable[..., Any]:
@@ -50,6 +58,11 @@ def method_of(runtime: Runtime, name: str) -> Callable[..., Any]:
     if method is None:
         raise NotObserved(name)
     return method
+
+
+def alone_key(stage: Stage) -> str:
+    """Under which `errors` and `missing` say something of the stage's pieces alone."""
+    return f"{stage}/alone"
 
 
 def is_quantized(runtime: Runtime) -> bool:
@@ -88,5 +101,5 @@ def record_selection(record: OnTensor, prefix: str, runtime: Runtime, rows: Tens
 
 
 def record_generation(record: OnTensor, prefix: str, generation: Generation) -> None:
-    record(prefix + "token_ids", torch.tensor(generation.token_ids))
+    record(prefix + "token_ids", torch.as_tensor(generation.token_ids))
     record(prefix + "stop_reason", torch.tensor(STOP_REASONS.index(generation.stop_reason)))
