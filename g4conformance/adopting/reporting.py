@@ -62,9 +62,7 @@ def report_outputs(
     ]
 
 
-def _matching(
-    model: nn.Module, pattern: str, wanted: str | tuple[str, Pick]
-) -> Iterator[tuple[nn.Module, str, Pick]]:
+def _matching(model: nn.Module, pattern: str, wanted: str | tuple[str, Pick]) -> Iterator[tuple[nn.Module, str, Pick]]:
     name, pick = (wanted, _first) if isinstance(wanted, str) else wanted
     path = re.compile(re.escape(pattern).replace(r"\*", r"([^.]+)"))
     found = [(module, match.groups()) for at, module in model.named_modules() if (match := path.fullmatch(at))]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from g4conformance.adopting.capabilities import definition
-from g4conformance.checks.compare import Comparison, holds, nothing
+from g4conformance.checks.compare import Comparison, compare, nothing
 from g4conformance.checks.registry import Needs, check
 from g4conformance.checks.run import CaseRun, Mode
 from g4conformance.stages import Stage
@@ -23,8 +25,13 @@ def unsupported_is_refused(run: CaseRun) -> list[Comparison]:
     names = [name for name in run.runtime if name.startswith(_PREFIX)]
     if not names:
         return [nothing(_PREFIX, "the runtime declares nothing unsupported that could be asked for")]
-    return [holds(name, run.observed(name), _told(name.removeprefix(_PREFIX))) for name in names]
+    return [_refused(run, name) for name in names]
 
 
-def _told(capability: str) -> str:
-    return f"it declares no {capability} ({definition(capability)[:-1]}), and computes something when asked"
+def _refused(run: CaseRun, name: str) -> Comparison:
+    found = compare(name, torch.tensor([True]), run.observed(name))
+    if found.difference is None or found.difference.equal:
+        return found
+    capability = name.removeprefix(_PREFIX)
+    meaning = definition(capability).rstrip(".")
+    return found.explained(f"it declares no {capability} ({meaning}), and computes something when asked")

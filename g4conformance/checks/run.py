@@ -106,4 +106,6 @@ class CaseRun:
     @property
     def _fed(self) -> str:
         """Trace name of prompt and continuation of the run on its own."""
-        return "generation/driven/token_ids" if "generation/driven/token_ids" in self.runtime else "generation/token_ids"
+        return (
+            "generation/driven/token_ids" if "generation/driven/token_ids" in self.runtime else "generation/token_ids"
+        )

@@ -109,9 +109,7 @@ def serve(runtime: Runtime, inputs: StaticInputs, max_new_tokens: int, facts: Mo
         record(DRIVEN, torch.tensor(prompt + chosen))
 
 
-def _continuation(
-    runtime: Runtime, logits: Tensor, count: int, facts: ModelFacts, record: Recorder
-) -> Iterator[int]:
+def _continuation(runtime: Runtime, logits: Tensor, count: int, facts: ModelFacts, record: Recorder) -> Iterator[int]:
     """At most `count` tokens; each but the last is fed after it was chosen."""
     choose = _chooser(runtime, facts)
     for step in range(count):

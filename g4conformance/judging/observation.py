@@ -28,12 +28,12 @@ class Observation:
         accumulated: tensors of the run on its own, and of the probes of self-consistency.
         isolated: tensors of each stage when fed the reference's inputs.
         same: stages whose inputs were bit-equal, so that both runs are one.
-        errors: what a stage raised in isolation, what its pieces raised alone (under `<stage>/alone`), what a probe raised
-            (under `self/<probe>`), or (under None) what the run on its own raised.
+        errors: what a stage raised in isolation, what its pieces raised alone (under `<stage>/alone`), what a probe
+            raised (under `self/<probe>`), or (under None) what the run on its own raised.
         missing: what the runtime does not have that a stage or a probe needed, under the keys of `errors`.
         given: names of inputs that the runtime was given, because it makes none.
         driven: how the suite drove a runtime that does not generate by itself.
-        made_itself: earlier stages that a stage went through again in isolation, because it does not take their results.
+        made_itself: earlier stages that a stage went through again in isolation, where it does not take their results.
         unsupported: what the case needs and the runtime declares not to support; nothing was run then.
     """
 

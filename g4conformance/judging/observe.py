@@ -71,9 +71,7 @@ _RESULTS = {
     Stage.PREFILL: ("prefill", "prefill/logits"),
 }
 # What prefill goes through again, by how many of inputs, embeddings and masks it takes.
-_WITHOUT_EMBEDS = frozenset(
-    (Stage.TOKEN_EMBEDDING, Stage.VISION_PREFILL, Stage.MM_FUSION, Stage.MASKS_AND_ROPE)
-)
+_WITHOUT_EMBEDS = frozenset((Stage.TOKEN_EMBEDDING, Stage.VISION_PREFILL, Stage.MM_FUSION, Stage.MASKS_AND_ROPE))
 _REPEATED = {3: frozenset[Stage](), 2: frozenset((Stage.MASKS_AND_ROPE,)), 1: _WITHOUT_EMBEDS, 0: _WITHOUT_EMBEDS}
 
 
@@ -200,8 +198,8 @@ class _Isolation:
 
     def _prefill(self, record: Recorder) -> None:
         fused = padded_reference(self.reference, self.layout, "fused_embeds")
-        taken = (self.inputs, fused, self.positional)[: max(self.prefill_takes, 1)]
-        record("prefill/logits", self.runtime.prefill(*taken))
+        taken: tuple[Any, ...] = self.inputs, fused, self.positional
+        record("prefill/logits", self.runtime.prefill(*taken[: max(self.prefill_takes, 1)]))
 
     def _decode(self, record: Recorder) -> None:
         if self.case.decode_steps:

@@ -55,11 +55,10 @@ def _compute_otherwise(module: Any) -> None:
 
 
 def wide_rotary_tables(rotary: Any, like: Tensor, positions: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
-    """cos and sin [B, S, D] of positions [B, S], in float64 of frequencies that are off by an eps of float32, then in the
-    dtype of `like`.
+    """cos and sin [B, S, D] of positions [B, S], in float64 of frequencies that are off by an eps of float32.
 
-    Powers of another library may be off by so much, and so may angles that are rounded elsewhere. The tables differ by
-    that times the position: the more, the longer the prompt.
+    They are rounded to the dtype of `like`. Powers of another library may be off by so much, and so may angles that are
+    rounded elsewhere. The tables differ by that times the position: the more, the longer the prompt.
     """
     frequencies = getattr(rotary, f"{layer_type}_inv_freq").double() * (1 + torch.finfo(torch.float32).eps)
     angles = positions[..., None].double() * frequencies

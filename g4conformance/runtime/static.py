@@ -410,5 +410,5 @@ def _as_tuple(found: Any) -> tuple[Tensor, ...]:
 
 
 def is_shipped(runtime: object) -> bool:
-    """Whether it is this runtime, whose graphs are the reference's own modules; all others have kernels of their own."""
+    """Whether it is this runtime, whose graphs are the reference's own modules; any other has kernels of its own."""
     return isinstance(runtime, StaticGemma4Runtime)
