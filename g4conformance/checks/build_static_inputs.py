@@ -18,8 +18,8 @@ def prompt_ids(run: CaseRun) -> list[Comparison]:
     """The prompt's ids, their number, and where they are valid equal the processor's; padding holds the pad id."""
     expected = static_inputs_of(run.reference, run.layout, run.facts)
     return [
-        compare("input_ids", expected.input_ids, run.observed("input_ids")),
-        compare("attention_mask", expected.attention_mask, run.observed("attention_mask")),
+        compare("input_ids", expected.input_ids, run.buffer("input_ids")),
+        compare("attention_mask", expected.attention_mask, run.buffer("attention_mask")),
         compare("valid_length", torch.tensor([expected.valid_length]), run.observed("valid_length").reshape(1)),
     ]
 
@@ -28,7 +28,7 @@ def prompt_ids(run: CaseRun) -> list[Comparison]:
 def placeholders_become_padding(run: CaseRun) -> Comparison:
     """In `llm_input_ids` the pad id replaces every placeholder, and nothing else changes."""
     expected = static_inputs_of(run.reference, run.layout, run.facts)
-    return compare("llm_input_ids", expected.llm_input_ids, run.observed("llm_input_ids"))
+    return compare("llm_input_ids", expected.llm_input_ids, run.buffer("llm_input_ids"))
 
 
 @check("G4-INPUTS-03", stage=_STAGE, budget="exact", needs=Needs.PROMPT)
@@ -47,7 +47,7 @@ def image_span(run: CaseRun) -> Comparison:
     """The image placeholders fill the layout's slot, all of it and nothing else."""
     rows = torch.arange(run.layout.max_seq)
     slot = (rows >= run.layout.visual_start_idx) & (rows < run.layout.visual_end_idx)
-    return compare("input_ids", slot[None], run.observed("input_ids").cpu() == run.facts.image_token_id)
+    return compare("input_ids", slot[None], run.buffer("input_ids").cpu() == run.facts.image_token_id)
 
 
 @check("G4-INPUTS-05", stage=_STAGE, budget="exact", needs=Needs.IMAGE)

@@ -90,7 +90,7 @@ def cache_grows_by_one_row(run: CaseRun) -> list[Comparison]:
                 row = run.valid_length + step
                 expected[:, :, row] = run.observed(f"{prefix}layer/{layer}/{part}")[:, :, 0]
                 name = f"{prefix}cache/{layer}/{part}"
-                found.append(compare(name, expected.clone(), run.observed(name)))
+                found.append(compare(name, expected.clone(), run.buffer(name)))
     return found
 
 
@@ -129,7 +129,7 @@ def _compare_all(run: CaseRun, names: list[str]) -> list[Comparison]:
 def _cache_before_decode(run: CaseRun, layer: int, part: str) -> Tensor:
     """The buffer [B, KV, max_seq, head_dim] that decoding starts from: what `load_state` was given, or prefill left."""
     if run.mode is Mode.ACCUMULATED:
-        return run.observed(f"prefill/cache/{layer}/{part}").clone()
+        return run.buffer(f"prefill/cache/{layer}/{part}").clone()
     rows = run.reference[f"prefill/layer/{layer}/{part}"]
     return torch.nn.functional.pad(rows, (0, 0, 0, run.layout.max_seq - rows.shape[2]))
 
@@ -137,6 +137,7 @@ def _cache_before_decode(run: CaseRun, layer: int, part: str) -> Tensor:
 def _mask(run: CaseRun, prefix: str, layer_type: str) -> Comparison:
     name = f"{prefix}mask/{layer_type}"
     mask = run.reference[name]
-    expected = torch.nn.functional.pad(mask, (0, run.layout.max_seq - mask.shape[2]), value=False)
+    padding = 0 if name in run.unpadded else run.layout.max_seq - mask.shape[2]
+    expected = torch.nn.functional.pad(mask, (0, padding), value=False)
     actual = run.observed(name)
     return explain_mask(compare(name, expected, actual), expected, actual, int(run.reference[prefix + "position"]))

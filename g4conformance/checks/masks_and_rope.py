@@ -27,7 +27,7 @@ def padding_is_hidden(run: CaseRun) -> list[Comparison]:
     """For each layer type, no query may attend a key of padding, but for a padding row itself."""
     found = []
     for name in (f"mask/{layer_type}" for layer_type in run.layer_types):
-        mask = run.observed(name)
+        mask = run.buffer(name)
         itself = torch.eye(mask.shape[-1], dtype=torch.bool, device=mask.device)
         seen = (mask & ~itself)[:, :, run.valid_length :]
         found.append(compare(name, torch.zeros_like(seen), seen))
@@ -50,6 +50,8 @@ def rotary_tables(run: CaseRun) -> list[Comparison]:
 def _mask(run: CaseRun, layer_type: str) -> Comparison:
     name = f"mask/{layer_type}"
     expected = padded_mask(run.reference, run.layout, layer_type)[:, : run.valid_length]
+    if name in run.unpadded:
+        expected = run.reference[name]
     actual = run.observed(name)[:, : run.valid_length]
     return explain_mask(compare(name, expected, actual), expected, actual, first_query=0)
 

@@ -25,7 +25,7 @@ def other_rows(run: CaseRun) -> Comparison:
     """Every row outside the image's slot, padding included, is the text embedding that entered."""
     rows = torch.arange(run.layout.max_seq)
     outside = (rows < run.layout.visual_start_idx) | (rows >= run.layout.visual_end_idx)
-    fused = run.observed("fused_embeds")
+    fused = run.buffer("fused_embeds")
     return compare("fused_embeds", run.entering("text_embeds")[:, outside], fused[:, outside])
 
 
@@ -33,4 +33,4 @@ def other_rows(run: CaseRun) -> Comparison:
 def fused_rows(run: CaseRun) -> Comparison:
     """All rows of the static buffer equal the reference's fused embeddings, padding the pad id's: [B, max_seq, H]."""
     expected = padded_reference(run.reference, run.layout, "fused_embeds")
-    return compare("fused_embeds", expected, run.observed("fused_embeds"))
+    return compare("fused_embeds", expected, run.buffer("fused_embeds"))

@@ -62,7 +62,7 @@ def cache_beyond_the_prompt_is_untouched(run: CaseRun) -> list[Comparison]:
             rows = run.reference[f"prefill/layer/{layer}/{part}"]
             expected = rows.new_zeros(*rows.shape[:2], run.layout.max_seq - run.valid_length, rows.shape[3])
             name = f"prefill/cache/{layer}/{part}"
-            found.append(compare(name, expected, run.observed(name)[:, :, run.valid_length :]))
+            found.append(compare(name, expected, run.buffer(name)[:, :, run.valid_length :]))
     return found
 
 

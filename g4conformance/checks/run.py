@@ -39,6 +39,8 @@ class CaseRun:
         quality_tie: the gap between two logits of the float reference, as a fraction of their interval, below which
             quantization may swap them.
         near_tie: the gap between the two largest logits of a reference tensor below which rounding may swap them.
+        teacher_forced: whether the runtime's own run was fed the reference's tokens, whatever it would have chosen.
+        unpadded: names of tensors that hold the prompt's rows only, of a runtime without static buffers.
     """
 
     case: str
@@ -56,6 +58,8 @@ class CaseRun:
     first: bool = False
     quality_tie: float = 0.0
     steps: Mapping[str, float] = field(default_factory=dict)
+    teacher_forced: bool = False
+    unpadded: frozenset[str] = frozenset()
 
     @property
     def valid_length(self) -> int:
@@ -70,6 +74,16 @@ class CaseRun:
         if name not in self.runtime:
             raise NotObserved(name)
         return self.runtime[name].to(self.reference["input_ids"].device)
+
+    def buffer(self, name: str) -> Tensor:
+        """The runtime's tensor with its rows of padding.
+
+        Raises:
+            NotObserved: it yielded none, or only the prompt's rows.
+        """
+        if name in self.unpadded:
+            raise NotObserved(f"rows of padding in {name}")
+        return self.observed(name)
 
     def entering(self, name: str) -> Tensor:
         """What entered a later stage under this name: the padded reference's in isolation, else the runtime's own."""
@@ -87,13 +101,14 @@ class CaseRun:
         """Trace prefixes of the decode steps to judge, in order.
 
         Accumulated steps are those that the runtime's own generation must have made, or that the suite made in its
-        place: the reference's token was chosen, and fed. What follows is judged in isolation.
+        place: the reference's token was chosen, and fed. What follows is judged in isolation. A teacher-forced run made
+        them all.
 
         Raises:
             NotObserved: the runtime did not generate.
         """
         prefixes = [f"decode/{step}/" for step in range(self.decode_steps)]
-        if self.mode is Mode.ISOLATED:
+        if self.mode is Mode.ISOLATED or self.teacher_forced:
             return prefixes
         own = self.observed(self._fed)[self.valid_length :].tolist()
         followed = []

@@ -26,4 +26,4 @@ def padding_rows_are_embedded_too(run: CaseRun) -> Comparison:
     Shapes: [B, max_seq, H]. Rows beyond `valid_length` count: later stages read them.
     """
     expected = padded_reference(run.reference, run.layout, "text_embeds")
-    return compare("text_embeds", expected, run.observed("text_embeds"))
+    return compare("text_embeds", expected, run.buffer("text_embeds"))

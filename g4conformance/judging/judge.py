@@ -181,6 +181,8 @@ def _run(
         first=case.first,
         steps=bench.steps,
         quality_tie=quality_tie(bench.scheme) if bench.scheme != "none" else 0.0,
+        teacher_forced=observation.teacher_forced,
+        unpadded=observation.unpadded,
     )
 
 

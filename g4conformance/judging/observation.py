@@ -31,6 +31,8 @@ class Observation:
         errors: what a stage raised in isolation, what its pieces raised alone (under `<stage>/alone`), what a probe
             raised (under `self/<probe>`), or (under None) what the run on its own raised.
         missing: what the runtime does not have that a stage or a probe needed, under the keys of `errors`.
+        teacher_forced: whether the run on its own was fed the reference's tokens at each decode step.
+        unpadded: names of tensors that hold the prompt's rows only, of a runtime without static buffers.
         given: names of inputs that the runtime was given, because it makes none.
         driven: how the suite drove a runtime that does not generate by itself.
         made_itself: earlier stages that a stage went through again in isolation, where it does not take their results.
@@ -42,6 +44,8 @@ class Observation:
     same: set[Stage] = field(default_factory=set)
     errors: dict[str | None, str] = field(default_factory=dict)
     missing: dict[str | None, str] = field(default_factory=dict)
+    teacher_forced: bool = False
+    unpadded: frozenset[str] = frozenset()
     given: set[str] = field(default_factory=set)
     driven: str = ""
     made_itself: dict[Stage, frozenset[Stage]] = field(default_factory=dict)

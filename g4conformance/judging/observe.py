@@ -7,6 +7,7 @@ is run twice. Decode is always run twice: its input is the K/V state, which is n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from g4conformance.judging.observation import (
     method_of,
     record_selection,
 )
+from g4conformance.judging.padding import lacks_padding
 from g4conformance.judging.probes import run_probes
 from g4conformance.probe_requests import ProbeRequests
 from g4conformance.prompts import ResolvedCase
@@ -59,6 +61,9 @@ def observe(runtime: Any, case: ResolvedCase, reference: Mapping[str, Tensor], f
         if case.case.self_consistency:
             requests = ProbeRequests(case.request.inputs, case.request.layout, facts, dtype)
             run_probes(runtime, requests, case.gen_steps, observation)
+    length, max_seq = given.valid_length, case.request.layout.max_seq
+    tensors = chain(observation.accumulated.items(), observation.isolated.items())
+    observation.unpadded = frozenset(name for name, tensor in tensors if lacks_padding(name, tensor, length, max_seq))
     return observation
 
 
