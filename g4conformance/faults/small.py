@@ -11,7 +11,7 @@ from torch import Tensor
 from g4conformance.faults.parts import change_call, text_model
 from g4conformance.faults.patching import Patch
 from g4conformance.faults.registry import At, fault
-from g4conformance.runtime.contract import Runtime
+from g4conformance.runtime.contract import Runtime, StaticInputs
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.stages import Stage
@@ -44,7 +44,13 @@ def batch_cut_to_its_first(runtime: Runtime, patch: Patch) -> None:
     def first_only(for_layout: Any, layout: StaticLayout) -> Any:
         return for_layout(replace(layout, batch_size=1))
 
+    def first_prefilled(prefill: Any, inputs: StaticInputs, *args: Any) -> Tensor:
+        names = ("input_ids", "llm_input_ids", "attention_mask")
+        logits: Tensor = prefill(replace(inputs, **{name: getattr(inputs, name)[:1] for name in names}), *args)
+        return logits
+
     change_call(patch, runtime, "for_layout", first_only)
+    change_call(patch, runtime, "prefill", first_prefilled)
 
 
 def _round_last_layer(runtime: StaticGemma4Runtime, patch: Patch, affected: Any) -> None:
