@@ -97,6 +97,10 @@ class LoggingRuntime(StaticGemma4Runtime):
     def vision_prefill(self, *args: Any) -> torch.Tensor:
         return self._logged("vision_prefill", args)
 
+    def run_layer(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = self._logged("run_layer", args)
+        return found
+
     def run_graph(self, name: str, *inputs: Any) -> tuple[torch.Tensor, ...]:
         return self._logged("run_graph", (name, *inputs))
 

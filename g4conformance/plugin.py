@@ -458,9 +458,9 @@ class Judged:
         return "" if entry is None or not told else f"{declared.path}, {entry.place}: on {verdict.case} it {told}"
 
     def _is_shipped(self) -> bool:
-        from g4conformance.runtime.static import StaticGemma4Runtime
+        from g4conformance.runtime.static import is_shipped
 
-        return isinstance(self.session.runtime, StaticGemma4Runtime)
+        return is_shipped(self.session.runtime)
 
     def _repeat(self) -> str:
         verdict, options = self.verdicts[0], self.session.options

@@ -13,15 +13,19 @@ import torch
 import transformers
 from torch import Tensor
 
+from g4conformance.adopting.boundary import at_boundary
+from g4conformance.adopting.capabilities import Capabilities
 from g4conformance.cases import Case, load_cases, own_case, select_cases
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions
 from g4conformance.checkpoints.files import checkpoint_folder, parameter_bytes
 from g4conformance.checks import CHECKS
 from g4conformance.errors import CaseError, ConformanceError
 from g4conformance.fixtures import bundled_checkpoint, fixtures_folder
+from g4conformance.judging.driving import how_driven
 from g4conformance.judging.judge import Bench, judge
 from g4conformance.judging.observation import Observation
 from g4conformance.judging.observe import observe
+from g4conformance.judging.support import lacking, refusals
 from g4conformance.judging.verdict import Verdict
 from g4conformance.known.entries import NOTHING, Declared
 from g4conformance.known.file import load_declared
@@ -34,7 +38,7 @@ from g4conformance.reference.otherwise import with_other_way
 from g4conformance.reference.record import record_reference
 from g4conformance.reference.selfcheck import calibrated_noise, measure_noise, require_sound
 from g4conformance.runtime.contract import Runtime
-from g4conformance.runtime.static import StaticGemma4Runtime
+from g4conformance.runtime.static import is_shipped
 from g4conformance.trace import Trace
 from g4conformance.vectors.elsewhere import CommandRuntime, Elsewhere, observe_command
 
@@ -107,12 +111,15 @@ class ConformanceSession:
 
     Raises:
         CaseError: a case does not fit the checkpoint or the layout; nothing was run then.
+        ConformanceError: the runtime declares something that the contract does not know; nothing was run then.
         UnsoundReferenceError: the reference disagrees with itself; no runtime was judged then.
         ConformanceError: what is declared as known is malformed, or a declared budget is not wider than ours.
     """
 
     def __init__(self, checkpoint: Checkpoint, runtime: Runtime | Elsewhere, options: RunOptions) -> None:
         self.checkpoint, self.runtime, self.options = checkpoint, runtime, options
+        if not isinstance(runtime, Elsewhere):
+            at_boundary(runtime)  # a wrong declaration is found before anything is run
         self.max_seq = options.max_seq or checkpoint.facts.default_max_seq
         known = options.all_cases()
         self.cases = {case.name: self._resolve(case, known) for case in options.selected_cases()}
@@ -126,15 +133,17 @@ class ConformanceSession:
 
     def _noisy(self, checkpoint: Checkpoint) -> Checkpoint:
         """With another way of computing, where the runtime's graphs are not run by torch as the reference is."""
-        own_kernels = self.options.executor in _TORCH_KERNELS and not isinstance(self.runtime, Elsewhere)
+        own_kernels = self.options.executor in _TORCH_KERNELS and is_shipped(self.runtime)
         return checkpoint if own_kernels else with_other_way(checkpoint)
 
     def _bench(self, float_noise: Noise) -> Bench:
         facts, dtype = self.checkpoint.facts, self.checkpoint.options.dtype
+        foreign = not is_shipped(self.runtime)
         if self.quantized is None:
-            return Bench(facts, float_noise, dtype)
+            return Bench(facts, float_noise, dtype, foreign=foreign)
         noise = calibrated_noise(self.quantized.reference, self._calibration_cases(), cache_folder())
-        return Bench(facts, noise, dtype, self.quantized.scheme.name, float_noise, self.quantized.steps)
+        scheme, steps = self.quantized.scheme.name, self.quantized.steps
+        return Bench(facts, noise, dtype, scheme, float_noise, steps, foreign=foreign)
 
     def _with_declared(self, bench: Bench) -> Bench:
         """With what is known about the runtime in this setting."""
@@ -185,13 +194,23 @@ class ConformanceSession:
     def observed(
         self, runtime: Runtime | Elsewhere, case: ResolvedCase, reference: Mapping[str, Tensor]
     ) -> Observation:
-        """What the runtime yields for a case; of the run's first one, a quantized runtime's scales and integers too."""
+        """What the runtime yields for a case: nothing if it does not support what the case needs.
+
+        Of the run's first case also what concerns the whole runtime: whether it refuses what it does not support, and a
+        quantized one's scales and integers.
+        """
         if isinstance(runtime, Elsewhere):
             assert isinstance(runtime, CommandRuntime), "a runtime that nobody can ask"
             return observe_command(runtime, case, reference, self.checkpoint)
-        observation = observe(runtime, case, reference, self.checkpoint.facts)
-        if self.quantized is not None and case.first:
-            observation.isolated |= self.quantized.observed(runtime)
+        facts = self.checkpoint.facts
+        if unsupported := lacking(runtime, case, facts):
+            observation = Observation(unsupported=", ".join(unsupported))
+        else:
+            observation = observe(runtime, case, reference, facts)
+        if case.first:
+            observation.accumulated |= refusals(runtime, self.cases.values(), reference, facts)
+            if self.quantized is not None:
+                observation.isolated |= self.quantized.observed(runtime)
         return observation
 
     def own_noise(self, case: ResolvedCase) -> Noise:
@@ -209,20 +228,30 @@ class ConformanceSession:
         return session
 
     @property
+    def _runtime_setting(self) -> dict[str, Any]:
+        """What the report says about the runtime: how it was driven, and what it declares not to support."""
+        if isinstance(self.runtime, Elsewhere):
+            return {"runtime": self.runtime.name, "driven": "", "unsupported": []}
+        return {
+            "runtime": type(self.runtime).__name__,
+            "driven": how_driven(at_boundary(self.runtime)),
+            "unsupported": list(Capabilities(self.runtime).refused),
+        }
+
+    @property
     def setting(self) -> dict[str, Any]:
         """What the report says about the run as a whole."""
         load, noise = self.checkpoint.options, self.bench.noise
-        shipped = isinstance(self.runtime, StaticGemma4Runtime)
         return {
             "model": self.checkpoint.name,
-            "runtime": self.runtime.name if isinstance(self.runtime, Elsewhere) else type(self.runtime).__name__,
+            **self._runtime_setting,
             "checkpoint_digest": self.checkpoint.digest,
             "dtype": load.dtype,
             "device": load.device,
             "attn": load.attn_implementation,
             "image_backend": load.image_backend,
             "quant": self.bench.scheme,
-            "executor": self.options.executor if shipped else "the runtime itself",
+            "executor": self.options.executor if is_shipped(self.runtime) else "the runtime itself",
             "max_seq": self.max_seq,
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),

@@ -16,10 +16,11 @@ from g4conformance.checks import (  # isort: skip
     decode,
     generation,
     self_consistency,
+    refusals,
     quantization,
 )
 
 __all__ = ["CHECKS", "Check", "checks_of"]
 
 del build_static_inputs, token_embedding, vision_prefill, mm_fusion, masks_and_rope, prefill, decode, generation
-del self_consistency, quantization
+del self_consistency, refusals, quantization

@@ -1,8 +1,8 @@
-"""Each quantized graph by itself, fed with what enters the reference's: what the stages that compute have alike."""
+"""Each piece by itself, fed with what enters the reference's: what the stages that compute have alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,8 +12,24 @@ from g4conformance.checks.run import CaseRun
 from g4conformance.reference.noise import kind_of
 
 
+def of_layers(run: CaseRun, leaving: str, rows: int) -> list[Comparison]:
+    """What each decoder layer of a runtime in floating point returned by itself, at the first `rows` rows.
+
+    A layer alone rounds far less than all that came before it: its noise has names of its own.
+    """
+    return [
+        compare(f"{leaving}alone/{name}", run.reference[leaving + name], observed)
+        for name, observed in _layer_tensors(run, leaving, rows)
+    ]
+
+
+def of_layers_in_decode(run: CaseRun) -> list[Comparison]:
+    """The same at the first and the last decode step."""
+    return [comparison for prefix in _first_and_last(run) for comparison in of_layers(run, prefix, rows=1)]
+
+
 def of_decoder(run: CaseRun, entering: str, leaving: str, rows: int) -> list[Comparison]:
-    """What each decoder graph returned by itself against the reference, at the first `rows` rows.
+    """What each decoder graph of a quantized runtime returned by itself, at the first `rows` rows.
 
     Args:
         entering, leaving: trace prefixes of what enters the decoder and of what comes out of it.
@@ -22,21 +38,28 @@ def of_decoder(run: CaseRun, entering: str, leaving: str, rows: int) -> list[Com
     if run.facts.has_per_layer_inputs:
         observed = run.observed(f"{leaving}alone/per_layer_inputs")[:, :rows]
         found.append(compare(f"{entering}per_layer_inputs", run.reference[f"{entering}per_layer_inputs"], observed))
-    for i in range(len(run.facts.layer_types)):
-        for part in ("key", "value", "hidden") if i in run.facts.storing_layers else ("hidden",):
-            name = f"layer/{i}/{part}"
-            observed = run.observed(f"{leaving}alone/{name}")
-            observed = observed[:, :rows] if part == "hidden" else observed[:, :, :rows]
-            found.append(compare(leaving + name, run.reference[leaving + name], observed))
+    for name, observed in _layer_tensors(run, leaving, rows):
+        found.append(compare(leaving + name, run.reference[leaving + name], observed))
     raw, cap = run.observed(f"{leaving}alone/raw_logits"), run.facts.final_logit_softcapping
     capped = raw if cap is None else torch.tanh(raw / cap) * cap
     return [*found, compare(f"{leaving}logits", run.reference[f"{leaving}logits"], capped)]
 
 
+def _layer_tensors(run: CaseRun, leaving: str, rows: int) -> Iterator[tuple[str, Tensor]]:
+    """What each layer returned by itself, under its name behind the prefix."""
+    for i in range(len(run.facts.layer_types)):
+        for part in ("key", "value", "hidden") if i in run.facts.storing_layers else ("hidden",):
+            observed = run.observed(f"{leaving}alone/layer/{i}/{part}")
+            yield f"layer/{i}/{part}", observed[:, :rows] if part == "hidden" else observed[:, :, :rows]
+
+
+def _first_and_last(run: CaseRun) -> list[str]:
+    return list(dict.fromkeys([*run.decode_prefixes[:1], *run.decode_prefixes[-1:]]))
+
+
 def of_decode_steps(run: CaseRun) -> list[Comparison]:
     """The same at the first and the last decode step; those between run the same programs."""
-    prefixes = dict.fromkeys([*run.decode_prefixes[:1], *run.decode_prefixes[-1:]])
-    return [comparison for prefix in prefixes for comparison in of_decoder(run, prefix, prefix, rows=1)]
+    return [comparison for prefix in _first_and_last(run) for comparison in of_decoder(run, prefix, prefix, rows=1)]
 
 
 def of_vision(run: CaseRun) -> list[Comparison]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from g4conformance.checks.alone import moved_on_average, of_decode_steps
+from g4conformance.checks.alone import moved_on_average, of_decode_steps, of_layers_in_decode
 from g4conformance.checks.compare import Comparison, compare
 from g4conformance.checks.masks_and_rope import explain_mask, fill_comparison
 from g4conformance.checks.registry import Needs, check
@@ -41,7 +41,7 @@ def mask_fill(run: CaseRun) -> list[Comparison]:
     return [fill_comparison(run, prefix, kind) for prefix in run.decode_prefixes for kind in run.layer_types]
 
 
-@check("G4-DECODE-05", stage=_STAGE, budget="exact")
+@check("G4-DECODE-05", stage=_STAGE, budget="exact", foreign_budget="rounding")
 def rotary_tables(run: CaseRun) -> list[Comparison]:
     """At each step and for each layer type, cos and sin equal the reference's: [B, 1, head_dim]."""
     parts = [f"rope/{layer_type}/{part}" for layer_type in run.layer_types for part in ("cos", "sin")]
@@ -94,7 +94,7 @@ def cache_grows_by_one_row(run: CaseRun) -> list[Comparison]:
     return found
 
 
-@check("G4-DECODE-11", stage=_STAGE, budget="step", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
+@check("G4-DECODE-11", stage=_STAGE, budget="step", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,), alone=True)
 def graphs_alone(run: CaseRun) -> list[Comparison]:
     """Each quantized graph, fed with what enters the reference's, returns the same up to one quantization step.
 
@@ -103,13 +103,22 @@ def graphs_alone(run: CaseRun) -> list[Comparison]:
     return of_decode_steps(run)
 
 
-@check("G4-DECODE-12", stage=_STAGE, budget="quality", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
+@check("G4-DECODE-12", stage=_STAGE, budget="quality", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,), alone=True)
 def few_elements_move(run: CaseRun) -> list[Comparison]:
     """Of each tensor that a quantized graph returns by itself, few elements on average are not the reference's value.
 
     Asked at the first and the last decode step.
     """
     return moved_on_average(run, of_decode_steps(run))
+
+
+@check("G4-DECODE-13", stage=_STAGE, budget="rounding", needs=Needs.FLOATING, modes=(Mode.ISOLATED,), alone=True)
+def layers_alone(run: CaseRun) -> list[Comparison]:
+    """Each decoder layer, fed with what enters the reference's, returns the same hidden state, K and V.
+
+    Asked at the first and the last decode step.
+    """
+    return of_layers_in_decode(run)
 
 
 def _compare_all(run: CaseRun, names: list[str]) -> list[Comparison]:

@@ -17,6 +17,7 @@ def may_apply(check: Check, case: Case, *, first: bool, quantized: bool) -> bool
         Needs.PROMPT: case.vocabulary is None,
         Needs.IMAGE: bool(case.images),
         Needs.PROBES: case.self_consistency,
+        Needs.REFUSALS: first,
         Needs.QUANTIZED: quantized,
         Needs.QUANTIZED_IMAGE: quantized and bool(case.images),
         Needs.QUANTIZED_ONCE: quantized and first,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from g4conformance.checks.alone import moved, of_decoder
+from g4conformance.checks.alone import moved, of_decoder, of_layers
 from g4conformance.checks.compare import Comparison, compare
 from g4conformance.checks.registry import Needs, check
 from g4conformance.checks.run import CaseRun, Mode
@@ -66,13 +66,22 @@ def cache_beyond_the_prompt_is_untouched(run: CaseRun) -> list[Comparison]:
     return found
 
 
-@check("G4-PREFILL-07", stage=_STAGE, budget="step", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
+@check("G4-PREFILL-07", stage=_STAGE, budget="step", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,), alone=True)
 def graphs_alone(run: CaseRun) -> list[Comparison]:
     """Each quantized graph, fed with what enters the reference's, returns the same up to one quantization step."""
     return of_decoder(run, "", "prefill/", rows=run.valid_length)
 
 
-@check("G4-PREFILL-08", stage=_STAGE, budget="quality", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,))
+@check("G4-PREFILL-08", stage=_STAGE, budget="quality", needs=Needs.QUANTIZED, modes=(Mode.ISOLATED,), alone=True)
 def few_elements_move(run: CaseRun) -> list[Comparison]:
     """Of each tensor that a quantized graph returns by itself, few elements are not the reference's value."""
     return moved(run, of_decoder(run, "", "prefill/", rows=run.valid_length))
+
+
+@check("G4-PREFILL-09", stage=_STAGE, budget="rounding", needs=Needs.FLOATING, modes=(Mode.ISOLATED,), alone=True)
+def layers_alone(run: CaseRun) -> list[Comparison]:
+    """Each decoder layer, fed with what enters the reference's, returns the same hidden states, K and V.
+
+    A layer that is slightly off hides in what the layers before it have rounded; alone, it does not.
+    """
+    return of_layers(run, "prefill/", rows=run.valid_length)

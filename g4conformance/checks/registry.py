@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from g4conformance.checks.compare import Comparison
@@ -32,6 +32,8 @@ class Needs(StrEnum):
     IMAGE = "an image in the case"
     PER_LAYER_INPUTS = "per-layer embeddings in the checkpoint"
     PROBES = "self_consistency: true in the case"
+    REFUSALS = "something that the runtime declares not to support; asked once, with the first case"
+    FLOATING = "a runtime in floating point"
     QUANTIZED = "a quantized runtime"
     QUANTIZED_IMAGE = "a quantized runtime and an image in the case"
     QUANTIZED_ONCE = "a quantized runtime; asked once, with the first case"
@@ -42,7 +44,12 @@ QUANTIZED = frozenset((Needs.QUANTIZED, Needs.QUANTIZED_IMAGE, Needs.QUANTIZED_O
 
 @dataclass(frozen=True)
 class Check:
-    """One numbered statement that must hold."""
+    """One numbered statement that must hold.
+
+    Attributes:
+        foreign_budget: that of a runtime with kernels of its own.
+        alone: whether it is about pieces of its stage that were run by themselves.
+    """
 
     id: str
     stage: Stage
@@ -50,11 +57,17 @@ class Check:
     needs: Needs
     modes: tuple[Mode, ...]
     function: CheckFunction
+    foreign_budget: BudgetKind
+    alone: bool
 
     @property
     def statement(self) -> str:
         """The first sentence of the function's docstring."""
         return " ".join((self.function.__doc__ or "").split("\n\n")[0].split())
+
+    def of_foreign(self) -> Check:
+        """The same as it is judged on a runtime with kernels of its own."""
+        return replace(self, budget=self.foreign_budget)
 
     def __call__(self, run: CaseRun) -> list[Comparison]:
         found = self.function(run)
@@ -71,6 +84,8 @@ def check(
     budget: str,
     needs: Needs = Needs.NOTHING,
     modes: tuple[Mode, ...] = (Mode.ISOLATED, Mode.ACCUMULATED),
+    foreign_budget: str | None = None,
+    alone: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Registers the decorated function as the check `id`.
 
@@ -81,7 +96,8 @@ def check(
     def register(function: CheckFunction) -> CheckFunction:
         if id in CHECKS:
             raise ValueError(f"two checks are called {id}")
-        CHECKS[id] = Check(id, stage, BudgetKind(budget), needs, modes, function)
+        foreign = BudgetKind(foreign_budget or budget)
+        CHECKS[id] = Check(id, stage, BudgetKind(budget), needs, modes, function, foreign, alone)
         return function
 
     return register

@@ -100,8 +100,9 @@ class CaseRun:
     def decode_prefixes(self) -> list[str]:
         """Trace prefixes of the decode steps to judge, in order.
 
-        Accumulated steps are those that the runtime's own generation must have made: it chose the reference's token and
-        went on. What follows is judged in isolation. A teacher-forced run made them all.
+        Accumulated steps are those that the runtime's own generation must have made, or that the suite made in its
+        place: the reference's token was chosen, and fed. What follows is judged in isolation. A teacher-forced run made
+        them all.
 
         Raises:
             NotObserved: the runtime did not generate.
@@ -109,10 +110,17 @@ class CaseRun:
         prefixes = [f"decode/{step}/" for step in range(self.decode_steps)]
         if self.mode is Mode.ISOLATED or self.teacher_forced:
             return prefixes
-        own = self.observed("generation/token_ids")[self.valid_length :].tolist()
+        own = self.observed(self._fed)[self.valid_length :].tolist()
         followed = []
         for prefix, token in zip(prefixes, own[:-1], strict=False):  # nothing is fed after the last one
             if token != int(self.reference[prefix + "token"]):
                 break
             followed.append(prefix)
         return followed
+
+    @property
+    def _fed(self) -> str:
+        """Trace name of prompt and continuation of the run on its own."""
+        return (
+            "generation/driven/token_ids" if "generation/driven/token_ids" in self.runtime else "generation/token_ids"
+        )

@@ -40,13 +40,13 @@ def visual_embeddings(run: CaseRun) -> Comparison:
     return compare("visual_embeds", run.reference["visual_embeds"], run.observed("visual_embeds"))
 
 
-@check("G4-VISION-05", stage=_STAGE, budget="step", needs=Needs.QUANTIZED_IMAGE, modes=(Mode.ISOLATED,))
+@check("G4-VISION-05", stage=_STAGE, budget="step", needs=Needs.QUANTIZED_IMAGE, modes=(Mode.ISOLATED,), alone=True)
 def graphs_alone(run: CaseRun) -> list[Comparison]:
     """Each quantized graph, fed with what enters the reference's, returns the same up to one quantization step."""
     return of_vision(run)
 
 
-@check("G4-VISION-06", stage=_STAGE, budget="quality", needs=Needs.QUANTIZED_IMAGE, modes=(Mode.ISOLATED,))
+@check("G4-VISION-06", stage=_STAGE, budget="quality", needs=Needs.QUANTIZED_IMAGE, modes=(Mode.ISOLATED,), alone=True)
 def few_elements_move(run: CaseRun) -> list[Comparison]:
     """Of each tensor that a quantized graph returns by itself, few elements are not the reference's value."""
     return moved(run, of_vision(run))

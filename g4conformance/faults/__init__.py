@@ -15,10 +15,11 @@ from g4conformance.faults import (  # isort: skip
     decode,
     generation,
     self_consistency,
+    small,
     quantization,
 )
 
 __all__ = ["FAULTS", "At", "Fault"]
 
 del build_static_inputs, token_embedding, vision_prefill, mm_fusion, masks_and_rope, per_layer_inputs, prefill
-del prefill_cache, decode, generation, self_consistency, quantization
+del prefill_cache, decode, generation, self_consistency, small, quantization

@@ -99,6 +99,11 @@ SENSITIVE: dict[str, Patterns] = {
     "G4-PREFILL-04": (("prefill/logits", _ROUNDING),),
     "G4-PREFILL-05": (("prefill/cache/*", _ENDS),),
     "G4-PREFILL-06": (("prefill/cache/*", (Place.BEYOND, Place.END)),),
+    "G4-PREFILL-09": (
+        ("prefill/alone/layer/*/hidden", _ROUNDING),
+        ("prefill/alone/layer/*/key", _ROUNDING),
+        ("prefill/alone/layer/*/value", _ROUNDING),
+    ),
     "G4-DECODE-01": (("decode/*/token", (Place.FIRST,)), ("decode/*/position", (Place.FIRST,))),
     "G4-DECODE-02": (("decode/*/text_embeds", _ENDS),),
     "G4-DECODE-03": (("decode/*/mask/*", (*_ENDS, Place.END)),),
@@ -108,6 +113,7 @@ SENSITIVE: dict[str, Patterns] = {
     "G4-DECODE-07": (("decode/*/layer/*/key", _ROUNDING), ("decode/*/layer/*/value", _ROUNDING)),
     "G4-DECODE-08": (("decode/*/layer/*/hidden", _ROUNDING),),
     "G4-DECODE-09": (("decode/*/logits", _ROUNDING),),
+    "G4-DECODE-13": (("decode/*/alone/layer/*/*", _ROUNDING),),
     "G4-DECODE-10": (("decode/*/cache/*", (*_ENDS, Place.END)),),
     "G4-GEN-01": (("generation/select/token_ids", (Place.FIRST, Place.END)),),
     "G4-GEN-02": (("generation/select/stops", (Place.FIRST, Place.END)),),
@@ -143,17 +149,19 @@ SENSITIVE: dict[str, Patterns] = {
     ),
     "G4-SELF-19": (("self/generate/*/stop_reason", (Place.FIRST,)),),
     "G4-SELF-20": (("self/generate/[12]/token_ids", (Place.FIRST, Place.END)),),
+    "G4-SELF-21": (("self/refused/*", (Place.FIRST,)),),
 }
 _CASES = ("window-twice", "image-middle")
+_WITH_THE_FIRST_CASE = frozenset(("G4-SELF-21",))
 
 # What may be off by rounding; everything else must be right to the last bit.
 _ROUNDED = {
     *("G4-VISION-01", "G4-VISION-02", "G4-VISION-03", "G4-VISION-04", "G4-FUSION-03"),
     *("G4-PREFILL-01", "G4-PREFILL-02", "G4-PREFILL-03", "G4-PREFILL-04"),
-    *("G4-DECODE-06", "G4-DECODE-07", "G4-DECODE-08", "G4-DECODE-09"),
+    *("G4-DECODE-06", "G4-DECODE-07", "G4-DECODE-08", "G4-DECODE-09", "G4-PREFILL-09", "G4-DECODE-13"),
     *("G4-SELF-01", "G4-SELF-02", "G4-SELF-03"),
 }
-_ISOLATED_ONLY = {"G4-GEN-01", "G4-GEN-02"}
+_ISOLATED_ONLY = {"G4-GEN-01", "G4-GEN-02", "G4-PREFILL-09", "G4-DECODE-13"}
 _ACCUMULATED_ONLY = {"G4-GEN-03", "G4-GEN-04", "G4-GEN-05"}
 
 
@@ -164,9 +172,11 @@ def findings(bench: Workbench, checks: Collection[str] = tuple(SENSITIVE)) -> It
     """
     wanted = {check: SENSITIVE[check] for check in checks}
     met: set[tuple[str, str]] = set()
-    for name in _CASES:
+    first = next(iter(bench.session.cases))
+    for name in dict.fromkeys((*_CASES, first)):
         prepared = bench.prepared(name, probes=True)
-        for check, pattern, probe in _probes(prepared, wanted):
+        asked = wanted if name in _CASES else {c: wanted[c] for c in wanted.keys() & _WITH_THE_FIRST_CASE}
+        for check, pattern, probe in _probes(prepared, asked):
             met.add((check, pattern))
             yield Finding(probe, _is_red(probe, prepared, bench))
     for check, patterns in wanted.items():
@@ -226,14 +236,19 @@ def _altered(probe: Probe, prepared: Prepared, noise: Noise, tensor: Tensor) -> 
     if probe.check not in _ROUNDED:
         altered[index] = _next(tensor[index])
         return altered
-    base = prepared.reference.get(probe.tensor, tensor)
+    base = _base(probe, prepared, tensor)
     altered[index] += _WRONG * noise.allowed_largest(probe.tensor, float(base.abs().max()))
     return altered
 
 
+def _base(probe: Probe, prepared: Prepared, tensor: Tensor) -> Tensor:
+    """What the tensor is compared with: of a piece alone, what the reference has in company."""
+    return prepared.reference.get(probe.tensor.replace("alone/", ""), tensor)
+
+
 def _drifted(probe: Probe, prepared: Prepared, noise: Noise, tensor: Tensor) -> Tensor:
     """Every value a little further from zero or nearer to it, in turns so that no gain shows; or all by one factor."""
-    base = prepared.reference.get(probe.tensor, tensor)
+    base = _base(probe, prepared, tensor)
     if probe.place is Place.GAIN:
         smallest = 2 * noise.eps  # a factor nearer to 1 rounds to 1
         return tensor * (1.0 + max(_WRONG_GAIN * noise.allowed_gain(probe.tensor, base.numel()), smallest))
@@ -262,7 +277,8 @@ def _index(probe: Probe, prepared: Prepared, tensor: Tensor) -> tuple[int, ...]:
 
 def _own_shape(name: str, reference: Mapping[str, Tensor], tensor: Tensor) -> torch.Size:
     """The shape without padding: the reference's, of which a cache's is that of the K/V it holds."""
-    name = re.sub(r"^self/\w+/", "", name)  # a probe's tensor has the shape of that of the prompt itself
+    # A probe's tensor has the shape of that of the prompt itself, a piece's alone that of its in company.
+    name = re.sub(r"^self/\w+/", "", name).replace("alone/", "")
     if "mask_bias/" in name:  # [B, 1, Q, K]
         own = reference[name.replace("mask_bias/", "mask/")].shape
         return torch.Size((own[0], 1, *own[1:]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -16,27 +16,40 @@ from g4conformance.stages import Stage, stage_of
 
 
 class GivenInputs:
-    """The reference's inputs of the stages from token embedding to prefill, in the shape of the static buffers."""
+    """The reference's inputs of the stages from token embedding to prefill, in the shape of the static buffers.
 
-    def __init__(self, reference: Mapping[str, Tensor], layout: StaticLayout, facts: ModelFacts) -> None:
-        self.reference, self.layout = reference, layout
+    Args:
+        prefill_takes: how many of inputs, embeddings and masks the runtime's prefill takes.
+    """
+
+    def __init__(
+        self, reference: Mapping[str, Tensor], layout: StaticLayout, facts: ModelFacts, prefill_takes: int = 3
+    ) -> None:
+        self.reference, self.layout, self.prefill_takes = reference, layout, prefill_takes
         self.inputs = static_inputs_of(reference, layout, facts)
         self.positional = positional_tensors(masks_and_rope_of(reference, layout, facts))
 
     def names(self, stage: Stage) -> list[str]:
         """Trace names of what `stage` is given."""
-        embeds = "text_embeds" if self.inputs.pixel_values is None else "fused_embeds"
         return {
             Stage.TOKEN_EMBEDDING: ["llm_input_ids"],
             Stage.VISION_PREFILL: ["pixel_values", "image_position_ids"],
             Stage.MM_FUSION: ["text_embeds", "visual_embeds"],
             Stage.MASKS_AND_ROPE: ["valid_length"],
-            Stage.PREFILL: ["valid_length", "llm_input_ids", embeds, *self.positional],
+            Stage.PREFILL: ["valid_length", "llm_input_ids", *self._entering_prefill()],
         }[stage]
 
-    def equal(self, stage: Stage, own: Mapping[str, Tensor]) -> bool:
-        """Whether all that the runtime made for `stage` is bit-equal to the reference's."""
-        return all(self._bit_equal(name, own.get(name)) for name in self.names(stage))
+    def _entering_prefill(self) -> list[str]:
+        """Beside ids: embeddings and masks as far as prefill takes them, and else what it makes them of."""
+        seen = self.inputs.pixel_values is not None
+        if self.prefill_takes < 2:
+            return ["pixel_values", "image_position_ids"] if seen else []
+        embeds = "fused_embeds" if seen else "text_embeds"
+        return [embeds, *(self.positional if self.prefill_takes == 3 else ())]
+
+    def equal(self, stage: Stage, own: Mapping[str, Tensor], given: Collection[str] = ()) -> bool:
+        """Whether all that the runtime made for `stage` is bit-equal to the reference's; it made nothing of `given`."""
+        return all(name in given or self._bit_equal(name, own.get(name)) for name in self.names(stage))
 
     def _bit_equal(self, name: str, own: Tensor | None) -> bool:
         expected = self._expected(name)

@@ -15,7 +15,7 @@ from g4conformance.checks.compare import Comparison
 from g4conformance.checks.registry import BudgetKind, Needs
 from g4conformance.checks.run import CaseRun, Mode, NotObserved
 from g4conformance.judging.blame import blame
-from g4conformance.judging.observation import Observation
+from g4conformance.judging.observation import Observation, alone_key
 from g4conformance.judging.traits import traits_of
 from g4conformance.judging.verdict import Measurement, Status, Verdict, Widened
 from g4conformance.known.entries import NOTHING, Declared
@@ -37,6 +37,7 @@ class Bench:
         float_noise: of the float reference, where the other one is fake-quantized.
         steps: distance of two neighbouring values of each tensor on a quantized grid, by kind of trace name.
         declared: known failures and wider budgets of the runtime in this setting.
+        foreign: whether the runtime is not the shipped one: tables that it makes its own way differ by rounding.
     """
 
     facts: ModelFacts
@@ -46,9 +47,10 @@ class Bench:
     float_noise: Noise | None = None
     steps: Mapping[str, float] = field(default_factory=dict)
     declared: Declared = NOTHING
+    foreign: bool = False
 
     def budget(self, check: Check) -> Budget:
-        return budget_of(check, self.dtype, self.scheme)
+        return budget_of(check.of_foreign() if self.foreign else check, self.dtype, self.scheme)
 
     def limit(self, budget: Budget, comparison: Comparison) -> Limit:
         assert comparison.difference is not None
@@ -94,7 +96,7 @@ def _judge(
         for mode in check.modes
         if not _said_by_the_other_mode(check, mode, observation)
     ]
-    return blame(verdicts, bench.declared)
+    return blame(verdicts, bench.declared, observation.made_itself)
 
 
 def _said_by_the_other_mode(check: Check, mode: Mode, observation: Observation) -> bool:
@@ -124,6 +126,8 @@ def applies(check: Check, run: CaseRun) -> bool:
         Needs.IMAGE: run.layout.num_visual_tokens > 0,
         Needs.PER_LAYER_INPUTS: run.facts.has_per_layer_inputs,
         Needs.PROBES: run.probed,
+        Needs.REFUSALS: run.first,
+        Needs.FLOATING: not run.quantized,
         Needs.QUANTIZED: run.quantized,
         Needs.QUANTIZED_IMAGE: run.quantized and run.layout.num_visual_tokens > 0,
         Needs.QUANTIZED_ONCE: run.quantized and run.first,
@@ -166,6 +170,8 @@ def _verdict(check: Check, run: CaseRun, observation: Observation, bench: Bench)
     blank = Verdict(check.id, check.stage, run.case, run.mode, Status.PASS, check.statement)
     if not applies(check, run):
         return replace(blank, status=Status.NOT_APPLICABLE, where=f"needs {check.needs}")
+    if observation.unsupported and check.needs is not Needs.REFUSALS:
+        return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime supports no {observation.unsupported}")
     if error := _error(check, run, observation):
         return replace(blank, status=Status.ERROR, where=f"the runtime raised {error}")
     try:
@@ -193,8 +199,8 @@ def _budgeted(check: Check, blank: Verdict, comparisons: Sequence[Comparison], b
 
 def _error(check: Check, run: CaseRun, observation: Observation) -> str | None:
     """What the runtime raised in the check's stage; of its run on its own, where the stage's tensors end with that."""
-    if check.stage is Stage.SELF_CONSISTENCY:
-        return None  # each probe has its own; see _unobserved
+    if check.stage is Stage.SELF_CONSISTENCY or check.alone:
+        return None  # each probe has its own, and so have pieces alone; see _unobserved
     if run.mode is Mode.ISOLATED:
         return observation.errors.get(check.stage)
     broke_off = check.stage is Stage.GENERATION or not any(
@@ -204,14 +210,22 @@ def _error(check: Check, run: CaseRun, observation: Observation) -> str | None:
 
 
 def _unobserved(blank: Verdict, name: str, observation: Observation) -> Verdict:
-    """A tensor is missing: because the probe that yields it raised, or because the runtime does not have something."""
-    if blank.stage is not Stage.SELF_CONSISTENCY:
-        return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {name}")
-    source = "/".join(name.split("/")[:2]) if name.startswith("self/") else None  # a probe, or the run on its own
+    """A tensor is missing: because what yields it raised, or because the runtime does not have something."""
+    source = _source(blank, name)
     if source in observation.errors:
         return replace(blank, status=Status.ERROR, where=f"the runtime raised {observation.errors[source]}")
     missing = observation.missing.get(source, name)
-    return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {missing}")
+    how = f"; {observation.driven}" if observation.driven and name.startswith("generation/") else ""
+    return replace(blank, status=Status.NOT_OBSERVED, where=f"the runtime does not expose {missing}{how}")
+
+
+def _source(blank: Verdict, name: str) -> str | None:
+    """Under which key of `errors` and `missing` it is said what became of the tensor; "" if under none."""
+    if name.startswith("self/"):
+        return "/".join(name.split("/")[:2])  # a probe
+    if "/alone/" in name:
+        return alone_key(blank.stage)
+    return None if blank.stage is Stage.SELF_CONSISTENCY else ""
 
 
 def _measured(blank: Verdict, found: Sequence[Comparison], budget: Budget, bench: Bench) -> Verdict:

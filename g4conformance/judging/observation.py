@@ -28,12 +28,16 @@ class Observation:
         accumulated: tensors of the run on its own, and of the probes of self-consistency.
         isolated: tensors of each stage when fed the reference's inputs.
         same: stages whose inputs were bit-equal, so that both runs are one.
-        errors: what a stage raised in isolation, what a probe raised (under `self/<probe>`), or (under None) what the
-            run on its own raised.
+        errors: what a stage raised in isolation, what its pieces raised alone (under `<stage>/alone`), what a probe
+            raised (under `self/<probe>`), or (under None) what the run on its own raised.
         missing: what the runtime does not have that a stage or a probe needed, under the keys of `errors`.
         own_only: stages of which nothing is known but the run on its own; they are judged in accumulation only.
         teacher_forced: whether the run on its own was fed the reference's tokens at each decode step.
         unpadded: names of tensors that hold the prompt's rows only, of a runtime without static buffers.
+        given: names of inputs that the runtime was given, because it makes none.
+        driven: how the suite drove a runtime that does not generate by itself.
+        made_itself: earlier stages that a stage went through again in isolation, where it does not take their results.
+        unsupported: what the case needs and the runtime declares not to support; nothing was run then.
     """
 
     accumulated: Tensors = field(default_factory=dict)
@@ -44,6 +48,10 @@ class Observation:
     own_only: set[Stage] = field(default_factory=set)
     teacher_forced: bool = False
     unpadded: frozenset[str] = frozenset()
+    given: set[str] = field(default_factory=set)
+    driven: str = ""
+    made_itself: dict[Stage, frozenset[Stage]] = field(default_factory=dict)
+    unsupported: str = ""
 
 
 def method_of(runtime: Runtime, name: str) -> Callable[..., Any]:
@@ -56,6 +64,11 @@ def method_of(runtime: Runtime, name: str) -> Callable[..., Any]:
     if method is None:
         raise NotObserved(name)
     return method
+
+
+def alone_key(stage: Stage) -> str:
+    """Under which `errors` and `missing` say something of the stage's pieces alone."""
+    return f"{stage}/alone"
 
 
 def is_quantized(runtime: Runtime) -> bool:
@@ -94,5 +107,5 @@ def record_selection(record: OnTensor, prefix: str, runtime: Runtime, rows: Tens
 
 
 def record_generation(record: OnTensor, prefix: str, generation: Generation) -> None:
-    record(prefix + "token_ids", torch.tensor(generation.token_ids))
+    record(prefix + "token_ids", torch.as_tensor(generation.token_ids))
     record(prefix + "stop_reason", torch.tensor(STOP_REASONS.index(generation.stop_reason)))

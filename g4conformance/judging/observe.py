@@ -7,10 +7,13 @@ is run twice. Decode is always run twice: its input is the K/V state, which is n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from g4conformance.adopting.boundary import at_boundary
 from g4conformance.checkpoints.facts import ModelFacts
 from g4conformance.expected import (
     key_values_of,
@@ -19,74 +22,63 @@ from g4conformance.expected import (
     scripted_logits,
     static_inputs_of,
 )
-from g4conformance.judging.alone import GraphsAlone
+from g4conformance.judging.alone import PiecesAlone
+from g4conformance.judging.driving import accepted, given_inputs, inputs_of, run_on_its_own, runtime_for, serve
 from g4conformance.judging.given import GivenInputs, is_of, positional_tensors, reuse
 from g4conformance.judging.observation import (
     Observation,
+    alone_key,
     errors_of,
     is_quantized,
     listening,
     method_of,
-    record_generation,
     record_selection,
 )
+from g4conformance.judging.padding import lacks_padding
 from g4conformance.judging.probes import run_probes
 from g4conformance.probe_requests import ProbeRequests
-from g4conformance.prompts import Request, ResolvedCase
-from g4conformance.runtime.contract import Runtime, StaticInputs
+from g4conformance.prompts import ResolvedCase
+from g4conformance.runtime.contract import Runtime
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.stages import Stage
 from g4conformance.trace import Recorder
 
 
-def observe(runtime: Runtime, case: ResolvedCase, reference: Mapping[str, Tensor], facts: ModelFacts) -> Observation:
+def observe(runtime: Any, case: ResolvedCase, reference: Mapping[str, Tensor], facts: ModelFacts) -> Observation:
     """Runs `case` on `runtime`; whatever the runtime raises is noted, and never ends the run."""
-    observation = Observation()
+    observation, runtime = Observation(), at_boundary(runtime)
+    dtype = reference["pad_embed"].dtype
     with torch.no_grad():
         for request in case.before:
             with errors_of(observation, None):
-                _serve(_for_layout(runtime, request.layout), request)
+                of_layout = runtime_for(runtime, request.layout)
+                inputs = inputs_of(of_layout, request, given_inputs(request, facts, dtype))
+                serve(of_layout, inputs, 2, facts, Recorder())
         with errors_of(observation, Stage.BUILD_STATIC_INPUTS):
-            runtime = _for_layout(runtime, case.request.layout)
+            runtime = runtime_for(runtime, case.request.layout)
         given = static_inputs_of(reference, case.request.layout, facts)
-        _run_on_its_own(runtime, case, given, observation)
+        run_on_its_own(runtime, case.request, given, case.gen_steps, facts, observation)
         _Isolation(runtime, case, reference, facts, observation).run()
         if case.case.self_consistency:
-            dtype = reference["pad_embed"].dtype
             requests = ProbeRequests(case.request.inputs, case.request.layout, facts, dtype)
             run_probes(runtime, requests, case.gen_steps, observation)
+    length, max_seq = given.valid_length, case.request.layout.max_seq
+    tensors = chain(observation.accumulated.items(), observation.isolated.items())
+    observation.unpadded = frozenset(name for name, tensor in tensors if lacks_padding(name, tensor, length, max_seq))
     return observation
 
 
-def _serve(runtime: Runtime, request: Request) -> None:
-    inputs = method_of(runtime, "build_static_inputs")(request.prompt, request.images)
-    method_of(runtime, "generate")(inputs, 2)
-
-
-def _inputs(runtime: Runtime, case: ResolvedCase, given: StaticInputs) -> StaticInputs:
-    """What the runtime makes of the prompt; a case of ids has none, and gives them to the runtime."""
-    if case.request.prompt is None:
-        return given
-    inputs: StaticInputs = method_of(runtime, "build_static_inputs")(case.request.prompt, case.request.images)
-    return inputs
-
-
-def _run_on_its_own(runtime: Runtime, case: ResolvedCase, given: StaticInputs, observation: Observation) -> None:
-    inputs = None
-    with listening(runtime, Recorder()) as record:
-        with errors_of(observation, Stage.BUILD_STATIC_INPUTS):
-            inputs = _inputs(runtime, case, given)
-            _record_inputs(record, inputs)
-        if inputs is not None:
-            with errors_of(observation, None):
-                record_generation(record, "generation/", method_of(runtime, "generate")(inputs, case.gen_steps))
-        elif Stage.BUILD_STATIC_INPUTS in observation.errors:
-            observation.errors.setdefault(None, observation.errors[Stage.BUILD_STATIC_INPUTS])
-    observation.accumulated = record.tensors
-
-
-def _for_layout(runtime: Runtime, layout: StaticLayout) -> Runtime:
-    return runtime.for_layout(layout) if hasattr(runtime, "for_layout") else runtime
+# The method of a stage, and the beginning of the trace name of what it returns.
+_RESULTS = {
+    Stage.TOKEN_EMBEDDING: ("token_embedding", "text_embeds"),
+    Stage.VISION_PREFILL: ("vision_prefill", "visual_embeds"),
+    Stage.MM_FUSION: ("mm_fusion", "fused_embeds"),
+    Stage.MASKS_AND_ROPE: ("masks_and_rope", "mask/"),
+    Stage.PREFILL: ("prefill", "prefill/logits"),
+}
+# What prefill goes through again, by how many of inputs, embeddings and masks it takes.
+_WITHOUT_EMBEDS = frozenset((Stage.TOKEN_EMBEDDING, Stage.VISION_PREFILL, Stage.MM_FUSION, Stage.MASKS_AND_ROPE))
+_REPEATED = {3: frozenset[Stage](), 2: frozenset((Stage.MASKS_AND_ROPE,)), 1: _WITHOUT_EMBEDS, 0: _WITHOUT_EMBEDS}
 
 
 class _Isolation:
@@ -105,46 +97,56 @@ class _Isolation:
         self.observation = observation
         self.inputs = static_inputs_of(reference, self.layout, facts)
         self.positional = masks_and_rope_of(reference, self.layout, facts)
-        self.given = GivenInputs(reference, self.layout, facts)
-        self.quantized = is_quantized(runtime)
+        self.prefill_takes = accepted(runtime.prefill, 3)
+        self.given = GivenInputs(reference, self.layout, facts, self.prefill_takes)
 
     def run(self) -> None:
         reuse(self.observation, Stage.BUILD_STATIC_INPUTS)
         self._stage(Stage.TOKEN_EMBEDDING, self._token_embedding)
         if self.inputs.pixel_values is not None:
             self._stage(Stage.VISION_PREFILL, self._vision_prefill)
-            self._alone(Stage.VISION_PREFILL, lambda graphs, record: graphs.vision(record))
+            if is_quantized(self.runtime):
+                self._alone(Stage.VISION_PREFILL, lambda pieces, record: pieces.vision(record))
             self._stage(Stage.MM_FUSION, self._mm_fusion)
         self._stage(Stage.MASKS_AND_ROPE, self._masks_and_rope)
+        self.observation.made_itself[Stage.PREFILL] = _REPEATED[self.prefill_takes]
         self._stage(Stage.PREFILL, self._prefill)
-        self._alone(Stage.PREFILL, lambda graphs, record: graphs.prefill(record))
+        self._alone(Stage.PREFILL, lambda pieces, record: pieces.prefill(record))
         self._call(Stage.DECODE, self._decode)
         self._alone(Stage.DECODE, self._decode_alone)
         self._call(Stage.GENERATION, self._generation)
 
     def _stage(self, stage: Stage, call: Callable[[Recorder], None]) -> None:
-        """Reuses the run on its own where that had the reference's inputs and did not break off."""
-        undisturbed = None not in self.observation.errors
-        if undisturbed and self.given.equal(stage, self.observation.accumulated) and reuse(self.observation, stage):
-            return
-        self._call(stage, call)
+        """Reuses the run on its own where that had the reference's inputs, did not break off, and showed the result."""
+        own, undisturbed = self.observation.accumulated, None not in self.observation.errors
+        if undisturbed and self.given.equal(stage, own, self.observation.given) and self._shown(stage):
+            reuse(self.observation, stage)
+        else:
+            self._call(stage, call)
+
+    def _shown(self, stage: Stage) -> bool:
+        """Whether the run on its own showed what the stage's method returns, or all that can be had of it."""
+        method, result = _RESULTS[stage]
+        own = self.observation.accumulated
+        return any(name.startswith(result) for name in own) or (
+            not hasattr(self.runtime, method) and any(is_of(name, stage) for name in own)
+        )
 
     def _call(self, stage: Stage, call: Callable[[Recorder], None]) -> None:
         with listening(self.runtime, Recorder()) as record, errors_of(self.observation, stage):
             call(record)
         self.observation.isolated |= {name: t for name, t in record.tensors.items() if is_of(name, stage)}
 
-    def _alone(self, stage: Stage, run: Callable[[GraphsAlone, Recorder], None]) -> None:
-        """The graphs of a quantized runtime one by one."""
-        if self.quantized:
-            self._call(
-                stage,
-                lambda record: run(GraphsAlone(self.runtime, self.reference, self.layout, self.facts), record),
-            )
+    def _alone(self, stage: Stage, run: Callable[[PiecesAlone, Recorder], None]) -> None:
+        """The pieces of the stage one by one; nobody listens meanwhile."""
+        record = Recorder()
+        with errors_of(self.observation, alone_key(stage)):
+            run(PiecesAlone(self.runtime, self.reference, self.layout, self.facts), record)
+        self.observation.isolated |= record.tensors
 
-    def _decode_alone(self, graphs: GraphsAlone, record: Recorder) -> None:
+    def _decode_alone(self, pieces: PiecesAlone, record: Recorder) -> None:
         for step in sorted({0, self.case.decode_steps - 1} if self.case.decode_steps else ()):
-            graphs.decode(record, step)
+            pieces.decode(record, step)
 
     # --- one call a stage ---------------------------------------------------------------------------------------
 
@@ -166,7 +168,8 @@ class _Isolation:
 
     def _prefill(self, record: Recorder) -> None:
         fused = padded_reference(self.reference, self.layout, "fused_embeds")
-        record("prefill/logits", self.runtime.prefill(self.inputs, fused, self.positional))
+        taken: tuple[Any, ...] = self.inputs, fused, self.positional
+        record("prefill/logits", self.runtime.prefill(*taken[: max(self.prefill_takes, 1)]))
 
     def _decode(self, record: Recorder) -> None:
         if self.case.decode_steps:
@@ -180,14 +183,3 @@ class _Isolation:
         scripted = scripted_logits(self.reference, self.facts)
         record("generation/select/logits", scripted)
         record_selection(record, "generation/select/", self.runtime, scripted)
-
-
-def _record_inputs(record: Recorder, inputs: StaticInputs) -> None:
-    record("input_ids", inputs.input_ids)
-    record("llm_input_ids", inputs.llm_input_ids)
-    record("attention_mask", inputs.attention_mask)
-    record("valid_length", torch.tensor([inputs.valid_length]))
-    if inputs.pixel_values is not None:
-        record("pixel_values", inputs.pixel_values)
-    if inputs.image_position_ids is not None:
-        record("image_position_ids", inputs.image_position_ids)

@@ -5,7 +5,6 @@ The order matters: a probe of what an earlier request leaves behind follows one 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from g4conformance.checks.run import NotObserved
+from g4conformance.judging.driving import accepted
 from g4conformance.judging.observation import (
     Observation,
     errors_of,
@@ -143,7 +143,8 @@ class _Probes:
     def _nan_padding(self, record: _ProbeRecorder) -> None:
         embeds = self._fused_embeds().clone()
         embeds[:, self.length :] = torch.nan
-        _require_fused_embeds(self.runtime.prefill, self.prompt, embeds)
+        if accepted(self.runtime.prefill, 2) < 2:
+            raise NotObserved("prefill's fused_embeds")
         record.keep("prefill/logits", self.runtime.prefill(self.prompt, embeds))
 
     def _fused_embeds(self) -> Tensor:
@@ -181,15 +182,3 @@ class _Probes:
         rows = torch.nn.functional.one_hot(favoured, self.facts.vocab_size).to(self.requests.dtype)
         record.keep("favoured", favoured)
         record_selection(record.keep, "", self.runtime, rows)
-
-
-def _require_fused_embeds(prefill: Callable[..., Any], inputs: StaticInputs, embeds: Tensor) -> None:
-    """Raises NotObserved if `prefill` cannot be given embeddings; one without a Python signature is given them."""
-    try:
-        signature = inspect.signature(prefill)
-    except ValueError:
-        return
-    try:
-        signature.bind(inputs, embeds)
-    except TypeError:
-        raise NotObserved("prefill's fused_embeds") from None

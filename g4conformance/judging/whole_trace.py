@@ -7,7 +7,6 @@ runtime itself and bit-equal. At all other stages the trace is judged in accumul
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import torch
@@ -17,6 +16,7 @@ from g4conformance.checkpoints.facts import ModelFacts
 from g4conformance.expected import scripted_logits
 from g4conformance.judging.given import GivenInputs, reuse
 from g4conformance.judging.observation import Observation
+from g4conformance.judging.padding import lacks_padding
 from g4conformance.prompts import ResolvedCase
 from g4conformance.stages import Stage
 
@@ -29,14 +29,6 @@ _MAY_BE_ALONE = (
     Stage.PREFILL,
 )
 
-_STEP = re.compile(r"decode/(\d+)/")
-_PADDED_AXIS = {  # of tensors whose rows or keys a static runtime pads, by trace name without the step's number
-    re.compile(r"input_ids|llm_input_ids|attention_mask|text_embeds|fused_embeds"): 1,
-    re.compile(r"(decode/)?mask/\w+"): 2,
-    re.compile(r"(decode/)?mask_bias/\w+"): 3,
-    re.compile(r"(prefill|decode)/cache/.*"): 2,
-}
-
 
 def observation_of(
     trace: Mapping[str, Tensor], case: ResolvedCase, reference: Mapping[str, Tensor], facts: ModelFacts
@@ -48,7 +40,8 @@ def observation_of(
             the prompt's rows only.
     """
     own = {name: _narrowed(tensor, reference.get(name)) for name, tensor in trace.items()}
-    unpadded = _unpadded(own, int(reference["valid_length"]), case.request.layout.max_seq)
+    length, max_seq = int(reference["valid_length"]), case.request.layout.max_seq
+    unpadded = frozenset(name for name, tensor in own.items() if lacks_padding(name, tensor, length, max_seq))
     observation = Observation(accumulated=own, teacher_forced=True, unpadded=unpadded)
     reuse(observation, Stage.BUILD_STATIC_INPUTS)
     given = GivenInputs(reference, case.request.layout, facts)
@@ -89,16 +82,3 @@ def _narrowed(tensor: Tensor, like: Tensor | None) -> Tensor:
 
 def _kind(tensor: Tensor) -> type:
     return bool if tensor.dtype == torch.bool else float if tensor.is_floating_point() else int
-
-
-def _unpadded(own: Mapping[str, Tensor], length: int, max_seq: int) -> frozenset[str]:
-    """Names of tensors that end with the request's last row or key, where a static buffer goes on to `max_seq`."""
-    return frozenset(name for name, tensor in own.items() if _ends_early(name, tensor, length, max_seq))
-
-
-def _ends_early(name: str, tensor: Tensor, length: int, max_seq: int) -> bool:
-    step = _STEP.match(name)
-    filled = length if step is None else length + int(step[1]) + 1
-    kind = name if step is None else f"decode/{name.removeprefix(step[0])}"
-    axis = next((axis for pattern, axis in _PADDED_AXIS.items() if pattern.fullmatch(kind)), None)
-    return axis is not None and axis < tensor.ndim and tensor.shape[axis] == filled < max_seq

@@ -16,7 +16,7 @@ from torch import Tensor
 from g4conformance.metrics import Difference, difference
 
 _PREFIX = re.compile(r"^(self/\w+/)?(prefill|decode/\d+)/")
-FORMAT_VERSION = 3  # of the saved file; another version is measured again
+FORMAT_VERSION = 4  # of the saved file; another version is measured again
 
 
 def kind_of(trace_name: str) -> str:

@@ -1,4 +1,6 @@
-"""Linear ops computed otherwise: summed in a wider dtype, and off by as much as executors are from each other."""
+"""The reference computed otherwise: linear ops summed in a wider dtype, and off by as much as executors are from each
+other; rotary tables in float64 of other frequencies.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch.nn import functional
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.runtime.static import own_modules
 
-WAY = "linear ops summed and rounded otherwise"
+WAY = "linear ops and rotary tables summed and rounded otherwise"
 # Of a result's largest |value|. ONNX Runtime and Inductor were measured to differ from eager float graphs by up to 6e-6
 # at values of up to 6, one layer at a time.
 _JITTER = 2.0**-20
@@ -43,7 +45,7 @@ def _product(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def with_other_way(checkpoint: Checkpoint) -> Checkpoint:
-    """`checkpoint` whose noise counts how far another executor of its linear ops may be away.
+    """`checkpoint` whose noise counts how far another executor of its linear ops and rotary tables may be away.
 
     The shipped runtime's eager graphs call the very modules of the reference and need no such room.
     """
@@ -51,9 +53,24 @@ def with_other_way(checkpoint: Checkpoint) -> Checkpoint:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             _compute_otherwise(module)
+    rotary = model.model.language_model.rotary_emb
+    rotary.forward = lambda like, positions, layer_type: wide_rotary_tables(rotary, like, positions, layer_type)
     return replace(checkpoint, other_ways={WAY: model}, digest=f"{checkpoint.digest}-otherwise")
 
 
 def _compute_otherwise(module: Any) -> None:
     linear = OtherwiseLinear()
     module.forward = lambda values: linear(values, module.weight, module.bias)
+
+
+def wide_rotary_tables(rotary: Any, like: Tensor, positions: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
+    """cos and sin [B, S, D] of positions [B, S], in float64 of frequencies that are off by an eps of float32.
+
+    They are rounded to the dtype of `like`. Powers of another library may be off by so much, and so may angles that are
+    rounded elsewhere. The tables differ by that times the position: the more, the longer the prompt.
+    """
+    frequencies = getattr(rotary, f"{layer_type}_inv_freq").double() * (1 + torch.finfo(torch.float32).eps)
+    angles = positions[..., None].double() * frequencies
+    scale = getattr(rotary, f"{layer_type}_attention_scaling")
+    doubled = torch.cat((angles, angles), dim=-1)
+    return (doubled.cos() * scale).to(like.dtype), (doubled.sin() * scale).to(like.dtype)

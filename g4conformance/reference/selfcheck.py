@@ -1,6 +1,6 @@
 """Checks the reference against itself before it judges anyone, and calibrates rounding noise on the way.
 
-Four ways of computing what a recording holds must agree up to rounding: another attention implementation; the prompt
+Several ways of computing what a recording holds must agree up to rounding: another attention implementation; the prompt
 and its continuation in one pass, with and without a cache (so cached = uncached, and prefill(n + 1) = prefill(n) + one
 decode step); and the prompt padded on the right, as a static runtime pads it.
 """
@@ -19,11 +19,12 @@ import transformers
 from filelock import FileLock
 from torch import Tensor
 
-from g4conformance.checkpoints.checkpoint import Checkpoint, attention_of_towers
+from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.errors import UnsoundReferenceError
 from g4conformance.expected import greedy_tokens
 from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.hooks import Listener
+from g4conformance.reference.layers import attention_of, expected_alone, layers_alone, passes_of
 from g4conformance.reference.noise import FORMAT_VERSION, Noise, NoiseMeter
 from g4conformance.reference.record import model_inputs, record_reference
 from g4conformance.runtime.inputs import pad_right
@@ -51,6 +52,8 @@ def measure_noise(checkpoint: Checkpoint, cases: Sequence[ResolvedCase]) -> Nois
         base = record_reference(checkpoint, case.request.inputs, case.reference_steps, case.case.name)
         for way, other in _other_ways(checkpoint, case, base):
             meter.add(way, base, other)
+        if checkpoint.on_key_value is None:  # layers alone are asked of runtimes in floating point
+            _measure_layers_alone(meter, checkpoint, case, base)
     return meter.noise()
 
 
@@ -90,13 +93,20 @@ def _other_ways(checkpoint: Checkpoint, case: ResolvedCase, base: Tensors) -> It
         yield "a prompt padded on the right", split_pass(padded, length, decode=False)
 
 
+def _measure_layers_alone(meter: NoiseMeter, checkpoint: Checkpoint, case: ResolvedCase, base: Tensors) -> None:
+    """Each decoder layer by itself, in padded buffers, by both attention implementations and every other way."""
+    passes = passes_of(base, case.request.layout, checkpoint.facts, case.reference_steps)
+    alone = expected_alone(base, checkpoint.facts, passes)
+    for way, model in (("", checkpoint.model), *checkpoint.other_ways.items()):
+        for attention in ("eager", "sdpa"):
+            with attention_of(model, attention):
+                meter.add(way, alone, layers_alone(model, base, case.request.layout, checkpoint.facts, passes))
+
+
 def _other_attention(checkpoint: Checkpoint, inputs: Mapping[str, Any], tokens: Sequence[int]) -> Tensors:
     own = checkpoint.options.attn_implementation
-    checkpoint.model.set_attn_implementation(attention_of_towers("sdpa" if own == "eager" else "eager"))
-    try:
+    with attention_of(checkpoint.model, "sdpa" if own == "eager" else "eager"):
         return record_reference(checkpoint, inputs, len(tokens), tokens=tokens)
-    finally:
-        checkpoint.model.set_attn_implementation(attention_of_towers(own))
 
 
 def _one_pass(

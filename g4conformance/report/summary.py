@@ -18,7 +18,15 @@ from g4conformance.report.suspects import likely, suspect_lines
 from g4conformance.stages import Stage
 
 _WIDTH = 140
-_STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "inherited": "yellow", "known": "yellow"}
+_RED = {Status.FAIL, Status.ERROR, Status.INHERITED}
+_STYLES = {
+    "pass": "green",
+    "pass in part": "green",
+    "fail": "bold red",
+    "error": "bold red",
+    "inherited": "yellow",
+    "known": "yellow",
+}
 
 
 def summary_text(
@@ -43,8 +51,10 @@ def summary_text(
 
 
 def stage_verdict(verdicts: Sequence[Verdict]) -> str:
-    """The word for a stage: the worst status of its verdicts."""
+    """The word for a stage: the worst status of its verdicts; in part, where some of it was not observed."""
     present = {v.status for v in verdicts}
+    if present >= {Status.PASS, Status.NOT_OBSERVED} and not present & (_RED | {Status.KNOWN}):
+        return "pass in part"
     for status in (Status.FAIL, Status.ERROR, Status.INHERITED, Status.KNOWN, Status.NOT_OBSERVED, Status.PASS):
         if status in present:
             return status.replace("_", " ")
@@ -60,13 +70,23 @@ def conformity(verdicts: Sequence[Verdict]) -> str:
 def _header(setting: Mapping[str, Any]) -> str:
     worst = max(setting.get("reference_peir", {}).values(), default=0.0)
     return (
-        f"{setting['runtime']} against the Hugging Face reference\n"
+        f"{setting['runtime']} against the Hugging Face reference\n{_of_the_runtime(setting)}"
         f"model {setting['model']}, {setting['dtype']}, attention {setting['attn']}, images by "
         f"{setting['image_backend']}, max_seq {setting['max_seq']}\n"
         f"quantization {setting['quant']}, graphs run by {setting['executor']}\n"
         f"torch {setting['torch']}, transformers {setting['transformers']}; the reference agrees with itself to a PEIR "
         f"of {worst:.2g} on logits"
     )
+
+
+def _of_the_runtime(setting: Mapping[str, Any]) -> str:
+    """What the suite did in the runtime's place, and what it says it cannot do; nothing for most."""
+    told = []
+    if driven := setting.get("driven"):
+        told.append(f"{driven}: the runtime has no generate\n")
+    if unsupported := setting.get("unsupported"):
+        told.append(f"declared unsupported: {', '.join(unsupported)}\n")
+    return "".join(told)
 
 
 def _table(verdicts: Sequence[Verdict]) -> Table:

@@ -1,4 +1,4 @@
-"""The contract between the suite and a runtime under test: plain tensors in, plain tensors out.
+"""The contract between the suite and a runtime under test: plain tensors or numpy arrays in and out.
 
 Trace names under which a runtime reports intermediate tensors through `on_tensor` (B batch, S rows of the static
 buffer, H hidden size, V soft tokens, L layers, P per-layer width, N patches, K keys, D head dim):
@@ -15,7 +15,7 @@ buffer, H hidden size, V soft tokens, L layers, P per-layer width, N patches, K 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -85,11 +85,64 @@ class Generation:
     stop_reason: StopReason
 
 
+@dataclass(frozen=True)
+class LayerInputs:
+    """What enters one decoder layer, in the shape of the static buffers: Q rows, S of them in prefill, 1 in decode.
+
+    Attributes:
+        hidden: [B, Q, H].
+        per_layer_input: the layer's own [B, Q, P]; None without per-layer embeddings.
+        mask, bias: bool [B, Q, S], true = may attend, and as it is added to the scores, [B, 1, Q, S].
+        rope: (cos, sin) of its layer type, each [B, Q, D].
+        key_value: the buffers that it reads, each [B, KV, S, D], zero where nothing was written: its own before this
+            step, or, where it shares, its donor's with this step's rows.
+        slot: which rows of the buffers this step fills, bool [S].
+        past_len: rows before this step.
+        new_rows: rows of this step; those of Q behind them are padding.
+        stores: whether it makes K/V of its own, and writes them into the slot.
+    """
+
+    hidden: Tensor
+    per_layer_input: Tensor | None
+    mask: Tensor
+    bias: Tensor
+    rope: tuple[Tensor, Tensor]
+    key_value: KeyValue
+    slot: Tensor
+    past_len: int
+    new_rows: int
+    stores: bool
+
+    def unpadded(self) -> LayerInputs:
+        """The same without padding, for a runtime with a growing cache: as many rows as there are."""
+        new, total = self.new_rows, self.past_len + self.new_rows
+        cos, sin = self.rope
+        key, value = self.key_value
+        known = self.past_len if self.stores else total
+        own = self.per_layer_input
+        return replace(
+            self,
+            hidden=self.hidden[:, :new],
+            per_layer_input=None if own is None else own[:, :new],
+            mask=self.mask[:, :new, :total],
+            bias=self.bias[:, :, :new, :total],
+            rope=(cos[:, :new], sin[:, :new]),
+            key_value=(key[:, :, :known], value[:, :, :known]),
+            slot=self.slot[:total],
+        )
+
+
 class Runtime(Protocol):
     """A Gemma 4 runtime under test. Only `prefill` is required; what is missing is reported as not observed.
 
     `prefill` and `load_state` begin a new request: cache rows beyond its own are zero, and nothing of an earlier
-    request may show afterwards.
+    request may show afterwards. What it returns and reports may be torch tensors or numpy arrays.
+
+    Attributes, all of them optional:
+        on_tensor: set by the suite while it listens; to be called with trace names as tensors come into being.
+        arrays: what its methods are given, "torch" (the default) or "numpy".
+        views: by trace name or pattern, how its own layouts become the contract's; see `adopting/views.py`.
+        capabilities: what it does not support, such as {"images": False}; see `adopting/capabilities.py`.
     """
 
     on_tensor: OnTensor | None
@@ -126,7 +179,10 @@ class Runtime(Protocol):
         fused_embeds: Tensor | None = None,
         masks_and_rope: MasksAndRope | None = None,
     ) -> Tensor:
-        """Logits [B, vocab] of the prompt's last row, after the softcap. What is not given is computed."""
+        """Logits [B, vocab] of the prompt's last row, after the softcap. What is not given is computed.
+
+        A runtime may take `inputs` only, or no `masks_and_rope`: it is then not blamed for what it makes of them.
+        """
         ...
 
     def load_state(self, key_values: Mapping[int, KeyValue], past_len: int) -> None:
@@ -143,18 +199,22 @@ class Runtime(Protocol):
 
     def generate(self, inputs: StaticInputs, max_new_tokens: int) -> Generation: ...
 
+    def run_layer(self, i: int, inputs: LayerInputs) -> tuple[Tensor, ...]:
+        """What decoder layer `i` returns, by itself: hidden [B,Q,H] and, where it stores them, its new K and V
+        [B,KV,Q,D], after RoPE. Rows of padding may be left out.
+        """
+        ...
+
     @property
     def quantization(self) -> Quantization | None:
         """Scales and integers of a quantized runtime; a runtime with none is judged in floating point."""
         ...
 
     def run_graph(self, name: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """What one graph returns, by itself; asked of quantized runtimes only.
+        """What one graph beside the decoder layers returns, by itself; asked of quantized runtimes only.
 
         "vision/patch_embeds", "vision/layer/<i>", "visual_embeds": what enters it, positions [1,N,2]
         "per_layer_inputs": ids [B,Q], embeddings [B,Q,H]
-        "layer/<i>": hidden [B,Q,H], its per-layer input [B,Q,P] or None, additive mask [B,1,Q,S], cos and sin
-            [B,Q,D], key and value buffers [B,KV,S,D], and the slot of new rows, bool [S], where it stores K/V
         "head": hidden [B,1,H]; it returns logits [B,vocab] in front of the softcap
         """
         ...

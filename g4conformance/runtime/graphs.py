@@ -17,6 +17,7 @@ from transformers.models.gemma4.modeling_gemma4 import (
 )
 
 from g4conformance.runtime.cache import SlotCache
+from g4conformance.runtime.contract import LayerInputs
 from g4conformance.runtime.layout import StaticLayout
 
 
@@ -109,6 +110,12 @@ class SharedDecoderLayerGraph(nn.Module):
     ) -> Tensor:
         shared = {self.layer_type: (key, value)}
         return self.layer(hidden, per_layer_input, shared, position_embeddings=(cos, sin), attention_mask=bias)
+
+
+def layer_arguments(inputs: LayerInputs) -> tuple[Tensor | None, ...]:
+    """What the layer's graph takes: of a layer that shares, there is no slot."""
+    arguments = inputs.hidden, inputs.per_layer_input, inputs.bias, *inputs.rope, *inputs.key_value
+    return (*arguments, inputs.slot) if inputs.stores else arguments
 
 
 class HeadGraph(nn.Module):

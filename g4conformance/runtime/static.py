@@ -16,7 +16,15 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4ForConditionalGener
 
 from g4conformance.errors import LayoutError
 from g4conformance.runtime.cache import LayerSpec, StaticCache, allocate_cache, layer_specs
-from g4conformance.runtime.contract import Generation, KeyValue, MasksAndRope, OnTensor, StaticInputs, StopReason
+from g4conformance.runtime.contract import (
+    Generation,
+    KeyValue,
+    LayerInputs,
+    MasksAndRope,
+    OnTensor,
+    StaticInputs,
+    StopReason,
+)
 from g4conformance.runtime.graphs import (
     DecoderLayerGraph,
     FusionGraph,
@@ -24,6 +32,7 @@ from g4conformance.runtime.graphs import (
     PerLayerInputsGraph,
     SharedDecoderLayerGraph,
     TokenEmbeddingGraph,
+    layer_arguments,
     softcap,
 )
 from g4conformance.runtime.inputs import grid_position_ids, patch_grid, static_inputs
@@ -62,6 +71,8 @@ class StaticGemma4Runtime:
     Prefill and decode run the same decoder-layer graphs at two query lengths. Graphs never write: they return the new
     K/V, and the CPU side puts them into the cache.
     """
+
+    capabilities: Mapping[str, bool] = {"batches": False}
 
     def __init__(self, checkpoint: Checkpoint, layout: StaticLayout, lower: Lower = as_it_is) -> None:
         self._build(checkpoint, own_modules(checkpoint.model), layout, lower)
@@ -354,19 +365,19 @@ class StaticGemma4Runtime:
         read = getattr(self.lower, "quantization", None)
         return None if read is None else read(self.model)
 
+    def run_layer(self, i: int, inputs: LayerInputs) -> tuple[Tensor, ...]:
+        """What one decoder layer's graph returns, by itself."""
+        return _as_tuple(self.layers[i](*layer_arguments(inputs)))
+
     def run_graph(self, name: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """What one graph returns, by itself; see the contract for its inputs."""
+        """What one graph beside the decoder layers returns, by itself; see the contract for its inputs."""
         if name.startswith("vis"):
             entering, image_position_ids = inputs
             assert entering is not None
             assert image_position_ids is not None
-            found = self._tower_for(image_position_ids).run_graph(name, entering)
-        elif name.startswith("layer/"):
-            found = self.layers[int(name.removeprefix("layer/"))](*inputs)
-        else:
-            graphs: dict[str, Any] = {"head": self.head, "per_layer_inputs": self.per_layer_inputs}
-            found = graphs[name](*inputs)
-        return found if isinstance(found, tuple) else (found,)
+            return _as_tuple(self._tower_for(image_position_ids).run_graph(name, entering))
+        graphs: dict[str, Any] = {"head": self.head, "per_layer_inputs": self.per_layer_inputs}
+        return _as_tuple(graphs[name](*inputs))
 
     # --- observation ------------------------------------------------------------------------------------------------
 
@@ -392,3 +403,12 @@ class StaticGemma4Runtime:
 
 def _layer_graph(layer: nn.Module, spec: LayerSpec) -> nn.Module:
     return DecoderLayerGraph(layer) if spec.stores_kv else SharedDecoderLayerGraph(layer)
+
+
+def _as_tuple(found: Any) -> tuple[Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def is_shipped(runtime: object) -> bool:
+    """Whether it is this runtime, whose graphs are the reference's own modules; any other has kernels of its own."""
+    return isinstance(runtime, StaticGemma4Runtime)

@@ -10,6 +10,7 @@ from g4conformance.checkpoints.facts import ModelFacts
 from g4conformance.expected import greedy_tokens
 from g4conformance.judging.judge import Bench
 from g4conformance.judging.observe import Observation, observe
+from g4conformance.judging.support import refusals
 from g4conformance.prompts import ResolvedCase
 from g4conformance.reference.noise import Noise
 from g4conformance.reference.record import record_reference
@@ -32,12 +33,14 @@ class Recorded:
 
 
 def record_case(runtime: StaticGemma4Runtime, case: ResolvedCase) -> Recorded:
-    """Runs reference and runtime through `case`; greedy generation meets no stop token."""
+    """Runs reference and runtime through `case`, as the run's first; greedy generation meets no stop token."""
+    case = replace(case, first=True)
     checkpoint = runtime.checkpoint
     reference = record_reference(checkpoint, case.request.inputs, case.reference_steps, case.case.name)
     facts = never_stopping(checkpoint.facts, reference)
     with with_facts(runtime.for_layout(case.request.layout), facts):
         observation = observe(runtime, case, reference, facts)
+        observation.accumulated |= refusals(runtime, [case], reference, facts)
     return Recorded(case, reference, observation, Bench(facts, NOISE, checkpoint.options.dtype))
 
 

@@ -203,7 +203,7 @@ def test_nothing_observed_means_nothing_passes(image: Recorded, mode: Mode) -> N
     passed = [
         verdict.check for verdict in verdicts if verdict.mode is mode and verdict.status is not Status.NOT_OBSERVED
     ]
-    assert passed == []
+    assert passed == ([] if mode is ISO else ["G4-SELF-21"]), "who declares nothing has nothing to refuse"
 
 
 @pytest.mark.parametrize("stage", Stage)
@@ -212,9 +212,16 @@ def test_a_stage_that_raised_is_an_error_with_its_message(image: Recorded, stage
     verdicts = in_float(judge(image.case, image.reference, observation, image.bench))
     for verdict in verdicts:
         if verdict.mode is ISO:
-            expected = ERROR if verdict.stage is stage else Status.NOT_OBSERVED
-            assert verdict.status is expected
-            assert ("raised LayoutError: full" in verdict.where) is (verdict.stage is stage)
+            raised = verdict.stage is stage and not CHECKS[verdict.check].alone
+            assert verdict.status is (ERROR if raised else Status.NOT_OBSERVED)
+            assert ("raised LayoutError: full" in verdict.where) is raised
+
+
+def test_a_piece_alone_that_raised_is_an_error_of_its_own(image: Recorded) -> None:
+    observation = Observation(errors={"prefill/alone": "RuntimeError: no such layer"})
+    verdicts = in_float(judge(image.case, image.reference, observation, image.bench))
+    raised = {verdict.check: verdict.where for verdict in verdicts if verdict.status is ERROR}
+    assert raised == {"G4-PREFILL-09": "the runtime raised RuntimeError: no such layer"}
 
 
 def test_a_run_of_its_own_that_broke_off_is_an_error_in_accumulation(image: Recorded) -> None:

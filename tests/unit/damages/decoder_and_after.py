@@ -69,6 +69,19 @@ def the_last_layer_is_not_a_number(t: Tensors, r: Recorded) -> None:
     t["prefill/layer/8/hidden"][0, 0, 0] = torch.nan
 
 
+@damage("G4-PREFILL-09", "first in prefill/alone/layer/6/hidden, most at (0, 32, 9)")
+def a_layer_is_off_by_itself(t: Tensors, r: Recorded) -> None:
+    if (name := "prefill/alone/layer/6/hidden") in t:
+        miss("G4-PREFILL-09", t, r, name, (0, valid(r) - 1, 9))
+
+
+@damage("G4-PREFILL-09", "first in prefill/alone/layer/3/key, most at")
+def a_layer_by_itself_is_another_ones(t: Tensors, r: Recorded) -> None:
+    if "prefill/alone/layer/3/key" in t:
+        for part in ("key", "value"):
+            t[f"prefill/alone/layer/3/{part}"] = t[f"prefill/alone/layer/1/{part}"].clone()
+
+
 @damage("G4-PREFILL-04", "first in prefill/logits, most at (0, 99)")
 def one_logit_is_off(t: Tensors, r: Recorded) -> None:
     miss("G4-PREFILL-04", t, r, "prefill/logits", (0, 99))
@@ -222,6 +235,12 @@ def a_steps_layer_is_off(t: Tensors, r: Recorded) -> None:
 @damage("G4-DECODE-08", "first in decode/0/layer/5/hidden, most at (0, 0, 0)")
 def a_steps_layer_is_not_a_number(t: Tensors, r: Recorded) -> None:
     t["decode/0/layer/5/hidden"][0, 0, 0] = torch.nan
+
+
+@damage("G4-DECODE-13", "first in decode/1/alone/layer/2/value, most at (0, 1, 0, 3)")
+def a_steps_layer_is_off_by_itself(t: Tensors, r: Recorded) -> None:
+    if (name := "decode/1/alone/layer/2/value") in t:  # pieces alone are fed the reference's own, in isolation only
+        miss("G4-DECODE-13", t, r, name, (0, 1, 0, 3))
 
 
 @damage("G4-DECODE-09", "first in decode/1/logits, most at (0, 99)")

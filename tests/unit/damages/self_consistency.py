@@ -237,3 +237,11 @@ def generation_runs_over_a_stop_token(t: Tensors, r: Recorded) -> None:
 @probed("G4-SELF-20", "first in self/generate/2/token_ids, most at (34,)")
 def a_shorter_generation_goes_another_way(t: Tensors, r: Recorded) -> None:
     t["self/generate/2/token_ids"][-1] += 1
+
+
+# --- what the runtime says of itself ----------------------------------------------------------------------------------
+
+
+@probed("G4-SELF-21", "it declares no batches (Several prompts may be served at a time")
+def a_batch_is_served_that_was_to_be_refused(t: Tensors, r: Recorded) -> None:
+    t["self/refused/batches"].fill_(False)

@@ -1,0 +1,1 @@
+"""What stands between a runtime of your own and the suite: arrays, views, hooks, capabilities, and the boundary."""
