@@ -75,9 +75,9 @@ def judge(
 
 
 def _excusable(verdict: Verdict) -> bool:
-    """Whether it is wrong, but might not be by a larger noise."""
-    found = verdict.measurement
-    return verdict.failed and found is not None and found.allowed_max > 0.0 and found.ratio < _INEXCUSABLE
+    """Whether it is wrong, but might not be by a larger noise, of which only rounding budgets are made."""
+    found, rounding = verdict.measurement, CHECKS[verdict.check].budget is BudgetKind.ROUNDING
+    return verdict.failed and rounding and found is not None and found.ratio < _INEXCUSABLE
 
 
 def _judge(
