@@ -80,10 +80,13 @@ def judge(
 
 
 def _excusable(verdict: Verdict) -> bool:
-    """Whether it is wrong, or would be if nothing were declared, but might not be by a larger noise."""
-    found = verdict.measurement
+    """Whether it is wrong, or would be if nothing were declared, but might not be by a larger noise.
+
+    Only rounding budgets are made of noise.
+    """
+    found, rounding = verdict.measurement, CHECKS[verdict.check].budget is BudgetKind.ROUNDING
     wrong = verdict.failed or verdict.known is not None or verdict.widened is not None
-    return wrong and found is not None and found.allowed_max > 0.0 and found.ratio < _INEXCUSABLE
+    return wrong and rounding and found is not None and found.ratio < _INEXCUSABLE
 
 
 def _judge(
