@@ -12,9 +12,10 @@ from torch import Tensor
 
 from g4conformance.adopting.boundary import at_boundary
 from g4conformance.checkpoints.checkpoint import Checkpoint
+from g4conformance.checks import CHECKS
 from g4conformance.checks.run import Mode
 from g4conformance.faults.patching import Patch
-from g4conformance.judging.judge import Bench, judge
+from g4conformance.judging.judge import Bench, judge, verdict_of
 from g4conformance.judging.observe import observe
 from g4conformance.judging.support import refusals
 from g4conformance.judging.verdict import Status, Verdict
@@ -24,7 +25,7 @@ from g4conformance.stages import Stage
 from g4conformance.trace import Trace
 
 from .foreign import Hooked, InNumpy, PackedHeads, PrefillOnly
-from .recording import NOISE, never_stopping
+from .recording import NOISE, Recorded, never_stopping
 
 pytestmark = pytest.mark.unit
 
@@ -173,6 +174,24 @@ def test_a_wrong_layer_alone_is_named_and_only_that(tiny_checkpoint: Checkpoint,
     assert "later tensors too" in in_company
     assert alone.startswith("first in prefill/alone/layer/4/hidden")
     assert "later" not in alone
+
+
+@pytest.mark.parametrize(
+    ("off", "shipped", "foreign"),
+    [(0.0, Status.PASS, Status.PASS), (2e-7, Status.FAIL, Status.PASS), (1e-4, Status.FAIL, Status.FAIL)],
+)
+@pytest.mark.parametrize(
+    ("check", "name"),
+    [("G4-ROPE-01", "rope/sliding_attention/sin"), ("G4-DECODE-05", "decode/1/rope/full_attention/cos")],
+)
+def test_only_a_foreign_rotary_table_may_be_off_by_rounding(
+    text: Recorded, check: str, name: str, off: float, shipped: Status, foreign: Status
+) -> None:
+    isolated = text.observation.isolated
+    observation = replace(text.observation, isolated={**isolated, name: isolated[name] + off})
+    for bench, status in ((text.bench, shipped), (replace(text.bench, foreign=True), foreign)):
+        found = verdict_of(CHECKS[check], text.case, text.reference, observation, bench, Mode.ISOLATED)
+        assert found.status is status
 
 
 # --- what it says of itself -----------------------------------------------------------------------------------------
