@@ -74,19 +74,19 @@ def judge(
             asked for only where something is wrong by the calibrated noise, and then the larger of both counts.
     """
     verdicts = _judge(case, reference, observation, bench)
-    if own_noise is None or not any(map(_excusable, verdicts)):
+    if own_noise is None or not any(_excusable(verdict, bench) for verdict in verdicts):
         return verdicts
     return _judge(case, reference, observation, replace(bench, noise=bench.noise.joined(own_noise())))
 
 
-def _excusable(verdict: Verdict) -> bool:
+def _excusable(verdict: Verdict, bench: Bench) -> bool:
     """Whether it is wrong, or would be if nothing were declared, but might not be by a larger noise.
 
     Only rounding budgets are made of noise.
     """
-    found, rounding = verdict.measurement, CHECKS[verdict.check].budget is BudgetKind.ROUNDING
+    found, budget = verdict.measurement, bench.budget(CHECKS[verdict.check])
     wrong = verdict.failed or verdict.known is not None or verdict.widened is not None
-    return wrong and rounding and found is not None and found.ratio < _INEXCUSABLE
+    return wrong and budget.kind is BudgetKind.ROUNDING and found is not None and found.ratio < _INEXCUSABLE
 
 
 def _judge(
