@@ -30,6 +30,7 @@ from g4conformance.reference.otherwise import with_other_way
 from g4conformance.reference.record import record_reference
 from g4conformance.reference.selfcheck import calibrated_noise, measure_noise, require_sound
 from g4conformance.runtime.contract import Runtime
+from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.trace import Trace
 
 # Noise is calibrated on one text that leaves the sliding window and one picture.
@@ -96,13 +97,20 @@ class ConformanceSession:
         self._verdicts: dict[str, list[Verdict]] = {}
 
     def _noisy(self, checkpoint: Checkpoint) -> Checkpoint:
-        """With another way of computing, where the runtime's graphs are not run by torch as the reference is."""
-        return checkpoint if self.options.executor == "eager" else with_other_way(checkpoint)
+        """With another way of computing, where the runtime does not run the reference's modules by torch as it does."""
+        if self.options.executor == "eager" and not self.foreign:
+            return checkpoint
+        return with_other_way(checkpoint, self.foreign)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the runtime's code is its own; the shipped one's graphs are made of the reference's modules."""
+        return not isinstance(self.runtime, StaticGemma4Runtime)
 
     def _bench(self, float_noise: Noise) -> Bench:
         facts, dtype = self.checkpoint.facts, self.checkpoint.options.dtype
         if self.quantized is None:
-            return Bench(facts, float_noise, dtype)
+            return Bench(facts, float_noise, dtype, foreign=self.foreign)
         noise = calibrated_noise(self.quantized.reference, self._calibration_cases(), cache_folder())
         return Bench(facts, noise, dtype, self.quantized.scheme.name, float_noise, self.quantized.steps)
 

@@ -35,6 +35,7 @@ class Bench:
         noise: of the reference that the runtime is compared with.
         float_noise: of the float reference, where the other one is fake-quantized.
         steps: distance of two neighbouring values of each tensor on a quantized grid, by kind of trace name.
+        foreign: whether the runtime computes with code of its own, so that what it rounds is not bit-equal.
     """
 
     facts: ModelFacts
@@ -43,9 +44,10 @@ class Bench:
     scheme: str = "none"
     float_noise: Noise | None = None
     steps: Mapping[str, float] = field(default_factory=dict)
+    foreign: bool = False
 
     def budget(self, check: Check) -> Budget:
-        return budget_of(check, self.dtype, self.scheme)
+        return budget_of(check, self.dtype, self.scheme, self.foreign)
 
     def limit(self, budget: Budget, comparison: Comparison) -> Limit:
         assert comparison.difference is not None

@@ -229,7 +229,9 @@ class ClaudeRuntime(UnpaddedRuntime):
         self._report(self._entering + "per_layer_inputs", inputs)
 
     def _before_layer(self, i: int) -> Any:
-        def seen(hidden: Tensor, positions: Tensor, *_: Any, cache: Any = None, shared_kv_cache: Any = None, **__: Any) -> None:
+        def seen(
+            hidden: Tensor, positions: Tensor, *_: Any, cache: Any = None, shared_kv_cache: Any = None, **__: Any
+        ) -> None:
             self._layer, self._slots = i, cache or shared_kv_cache
             if i == 0 and self._entering:
                 self._report(self._entering + "position", positions.flatten())

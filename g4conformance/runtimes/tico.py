@@ -219,7 +219,9 @@ class TicoRuntime:
         spy.after(own, "prefill", self._on_logits)
         spy.before(own, "decode_one", self._before_decode)
         spy.after(own, "decode_one", self._on_logits)
-        spy.after(own.token_embedding, "forward", lambda embeds, *_: self._report(self._entering + "text_embeds", embeds))
+        spy.after(
+            own.token_embedding, "forward", lambda embeds, *_: self._report(self._entering + "text_embeds", embeds)
+        )
         spy.after(own.mm_fusion, "forward", lambda fused, *_: self._report("fused_embeds", fused))
         spy.after(own, "build_prefill_masks_and_rope", lambda found, *_: self._on_positions(self._seen(found)))
         spy.after(own, "build_decode_masks_and_rope", self._on_decode_positions)
