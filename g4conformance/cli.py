@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -33,13 +34,19 @@ def main(argv: list[str] | None = None) -> int:
     fuzz = commands.add_parser("fuzz", help="judge the shipped runtime on random configs and cases")
     add_fuzz_options(fuzz)
     add_describe_options(commands.add_parser("describe", help="say what each quantization scheme covers"))
+    add_checkpoint_options(commands.add_parser("checkpoint", help="write a checkpoint in another layout"))
     commands.add_parser("checks", help="list every check with its statement")
     commands.add_parser("cases", help="list the bundled cases and what they exercise")
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     if args.command == "verify":
         return run_verify(argv[argv.index("verify") + 1 :])
-    guarded = {"faults": run_faults_command, "fuzz": run_fuzz, "describe": run_describe}
+    guarded = {
+        "faults": run_faults_command,
+        "fuzz": run_fuzz,
+        "describe": run_describe,
+        "checkpoint": run_checkpoint,
+    }
     if args.command in guarded:
         return told(guarded[args.command], args)
     for line in check_lines() if args.command == "checks" else case_lines():
@@ -68,6 +75,29 @@ def run_describe(args: argparse.Namespace) -> int:
         from g4conformance.shipped import load_quantization
 
         print("\n" + counted(load_quantization(args.model, args.quant)))
+    return 0
+
+
+def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `checkpoint`: which one to write, how and where."""
+    parser.add_argument(
+        "--layout",
+        choices=("legacy",),
+        required=True,
+        help="legacy: as the published checkpoints lie on disk, which most other readers need",
+    )
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="a folder that does not exist yet")
+    parser.add_argument("--model", metavar="PATH_OR_ID", help="which checkpoint (default: the bundled tiny one)")
+
+
+def run_checkpoint(args: argparse.Namespace) -> int:
+    """Writes the checkpoint and says where."""
+    from g4conformance.checkpoints.files import checkpoint_folder
+    from g4conformance.checkpoints.published import write_published
+    from g4conformance.fixtures import bundled_checkpoint
+
+    write_published(checkpoint_folder(args.model or str(bundled_checkpoint())), Path(args.out))
+    print(f"wrote {args.out}")
     return 0
 
 

@@ -227,7 +227,7 @@ class UnpaddedRuntime(ABC):
         self._report(self._entering + name, torch.cat([embeds, self._pad_embed.expand(-1, missing, -1)], dim=1))
 
     def _report_mask(self, layer: int, mask: Tensor) -> None:
-        """A mask bool [1, Q, K] over absolute positions; rows that are not there attend nothing and are not attended."""
+        """A mask bool [1, Q, K] over absolute positions; rows that are not there attend nothing."""
         max_seq = self.layout.max_seq
         rows = 0 if self._entering else max_seq - mask.shape[1]
         mask = torch.nn.functional.pad(mask, (0, max_seq - mask.shape[2], 0, rows), value=False)
