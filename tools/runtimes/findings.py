@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from g4conformance.checks.run import Mode
 
@@ -30,6 +32,7 @@ class Finding:
         check, case, mode: where it shows first.
         says: what differs. argument: why it is the owner's.
         intervention: what is changed to make it vanish, in words; empty where nothing can be.
+        also: other checks that fail for the same reason.
     """
 
     id: str
@@ -41,11 +44,16 @@ class Finding:
     says: str
     argument: str
     intervention: str = ""
+    also: tuple[str, ...] = ()
 
 
 def load_findings() -> list[Finding]:
     """All of them, in the order of the file."""
     return [
-        Finding(id, **{**entry, "mode": Mode(entry["mode"]), "owner": Owner(entry["owner"])})
+        Finding(id, **{**entry, "mode": Mode(entry["mode"]), "owner": Owner(entry["owner"]), "also": _also(entry)})
         for id, entry in tomllib.loads(_FILE.read_text()).items()
     ]
+
+
+def _also(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(entry.get("also", ()))

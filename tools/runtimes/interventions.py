@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,28 +51,29 @@ def clamp_pixels(runtime: Any, checkpoint: Checkpoint, patch: Patch) -> None:
 def resize_as_bytes(runtime: Any, checkpoint: Checkpoint, patch: Patch) -> None:
     """codex: what is resized is the picture's bytes, and the result is bytes."""
     processor = runtime.model.vision.encoder.image_processor
-    resize = processor.aspect_ratio_preserving_resize
 
     def resized(image: Tensor) -> Tensor:
-        found: Tensor = resize((image * 255).round().to(torch.uint8))
-        return found / 255
+        return _resized(image, processor.get_target_dimensions(*image.shape[-2:]))
 
     patch(processor, "aspect_ratio_preserving_resize", resized)
 
 
 def resize_as_bytes_too(runtime: Any, checkpoint: Checkpoint, patch: Patch) -> None:
     """claude: as above, where it calls torch's interpolation."""
+    images = imported("gemma4_pt_claude.image_processing", "claude")
+    functions = {
+        "interpolate": staticmethod(lambda image, size, **_: _resized(image, size)),
+        "pad": staticmethod(images.F.pad),
+    }
+    patch(images, "F", type("Functions", (), functions))
 
-    def interpolate(image: Tensor, size: tuple[int, int], **_: Any) -> Tensor:
-        data = (image * 255).round().to(torch.uint8)
-        return (
-            functional.resize(data, list(size), interpolation=functional.InterpolationMode.BICUBIC, antialias=True)
-            / 255
-        )
 
-    namespace = imported("gemma4_pt_claude.image_processing", "claude")
-    functions = type("Functions", (), {"interpolate": staticmethod(interpolate), "pad": staticmethod(namespace.F.pad)})
-    patch(namespace, "F", functions)
+def _resized(image: Tensor, size: Sequence[int]) -> Tensor:
+    """As the reference's processor resizes: bytes into bytes, then to [0, 1]."""
+    data = (image * 255).round().to(torch.uint8)
+    bicubic = functional.InterpolationMode.BICUBIC
+    found: Tensor = functional.resize(data, list(size), interpolation=bicubic, antialias=True)
+    return found / 255
 
 
 def stop_at_all(runtime: Any, checkpoint: Checkpoint, patch: Patch) -> None:

@@ -134,7 +134,7 @@ def _cure(finding: Mapping[str, Any], before: Verdict, after: Verdict) -> str:
 
 def _unexplained(run: Mapping[str, Any]) -> list[str]:
     """Own failures in checks about which no finding says anything."""
-    explained = {finding["check"] for finding in run["findings"]}
+    explained = {check for finding in run["findings"] for check in (finding["check"], *finding["also"])}
     explained |= {check for finding in run["findings"] for check in finding.get("also_cured", ())}
     own = [v for v in map(Verdict.from_dict, run["verdicts"]) if v.status in (Status.FAIL, Status.ERROR)]
     rest = [v for v in own if v.check not in explained]

@@ -24,17 +24,14 @@ RUNTIMES = {"codex": "gemma4-pytorch-codex", "claude": "gemma4-pt-claude", "tico
 CASES = (
     "text-only",
     "window-twice",
-    "decode-crosses-window",
     "odd-text",
     "vocabulary-1",
     "image-first",
     "image-middle",
-    "image-large",
     "image-panorama",
     "image-tower",
     "system-turn",
     "fills-while-decoding",
-    "a-b-a",
 )
 
 
