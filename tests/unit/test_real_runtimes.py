@@ -279,22 +279,18 @@ def test_a_failure_that_no_finding_argues_is_told() -> None:
 
 @pytest.mark.parametrize(("after", "ending"), [(Status.PASS, "Then the check passes"), (Status.FAIL, "Then it is")])
 def test_a_finding_shows_the_check_before_and_after(after: Status, ending: str) -> None:
-    finding = {
-        "check": "G4-ROPE-01",
-        "case": "a",
-        "owner": "bug",
-        "says": "It is off.",
-        "argument": "Because.",
-        "intervention": "less of it",
-        "also": (),
-        "also_cured": ["G4-ROPE-01", "G4-MASK-01"],
-        "before": verdict(Status.FAIL, 3.0).as_dict(),
-        "after": verdict(after).as_dict(),
+    finding = next(finding for finding in load_findings() if finding.intervention)
+    before = verdict(Status.FAIL, 3.0, finding.check)
+    tried = {
+        "id": finding.id,
+        "before": before.as_dict(),
+        "after": verdict(after, check=finding.check).as_dict(),
+        "also_cured": [finding.check, "G4-MASK-01"],
     }
-    text = page([a_run([verdict(Status.FAIL, 3.0)], [finding])])
-    assert "### It is off\n" in text
-    assert f"Intervention: less of it. {ending}" in text
-    assert "G4-MASK-01" in text
+    text = page([a_run([before, verdict(Status.FAIL, 3.0, "G4-MASK-01")], [tried])])
+    assert f"### {finding.says.rstrip('.')}\n" in text
+    assert f"Intervention: {finding.intervention}. {ending}" in text
+    assert "With it pass G4-MASK-01." in text
     assert "Not argued yet" not in text
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.stages import Stage
+from tools.runtimes.findings import Finding, load_findings
 
 _HEAD = """# Real runtimes under test
 
@@ -26,6 +28,16 @@ stage that is wrong only because an earlier one is wrong has inherited that. Wha
 observed: that is no pass.
 """
 
+_TAIL = """## Without an adapter
+
+mlx-vlm and llama.cpp are not judged yet. mlx-vlm runs without a GPU on mlx-cpu, in an environment of its own because of
+its size; it is made of Python modules, at which spies look as they do here, and reads `global_head_dim` from the
+published layout. llama.cpp through llama-cpp-python is built from source; its converter of the same commit makes GGUF
+of a checkpoint in the published layout whose tokenizer has at least one merge, its eval callback names intermediate
+tensors of text and vision, and K/V in float16, the default, is another scheme than float32. Both are to be driven as
+another process.
+"""
+
 _STAGES = [stage for stage in Stage if stage is not Stage.QUANTIZATION]
 
 
@@ -36,7 +48,7 @@ def page(runs: Sequence[Mapping[str, Any]]) -> str:
     parts.append(_table(runs))
     for run in runs:
         parts.append(_findings(run))
-    return "\n".join(parts)
+    return "\n".join([*parts, _TAIL])
 
 
 def _table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -64,9 +76,13 @@ def _cell(verdicts: Sequence[Verdict]) -> str:
     return "; ".join(told) or "nothing to judge"
 
 
-def _own(failed: Sequence[Verdict]) -> str:
+def _own(wrong: Sequence[Verdict]) -> str:
+    failed, raised = ([v for v in wrong if v.status is status] for status in (Status.FAIL, Status.ERROR))
     worst = {check: _worst([v for v in failed if v.check == check]) for check in dict.fromkeys(v.check for v in failed)}
-    return "**" + ", ".join(f"{check} {_measured(v)} ({v.case})" for check, v in worst.items()) + "**"
+    told = [f"{check} {_measured(v)} ({v.case})" for check, v in worst.items()]
+    if raised:
+        told.append(f"raises ({', '.join(dict.fromkeys(v.case for v in raised))})")
+    return "**" + ", ".join(told) + "**"
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict:
@@ -75,8 +91,6 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict:
 
 def _measured(verdict: Verdict) -> str:
     found = verdict.measurement
-    if verdict.status is Status.ERROR:
-        return "error"
     if found is None:
         return "another shape"
     if math.isinf(found.ratio):
@@ -98,44 +112,46 @@ def _ids(checks: set[str]) -> str:
 
 
 def _findings(run: Mapping[str, Any]) -> str:
-    lines = [f"## {run['package']}", "", f"Cases: {', '.join(run['cases'])}.", ""]
-    for finding in run["findings"]:
-        before = Verdict.from_dict(finding["before"])
-        lines += [
-            f"### {finding['says'].rstrip('.')}",
-            "",
-            f"{finding['owner'].capitalize()}. Seen first by {finding['check']} ({before.stage}, {before.mode}) on "
-            f"case `{finding['case']}`: {_told(before)}.",
-            "",
-            finding["argument"],
-            "",
-        ]
-        if "after" in finding:
-            lines += [_cure(finding, before, Verdict.from_dict(finding["after"])), ""]
-    lines += _unexplained(run)
-    return "\n".join(lines)
+    lines = [f"## {run['package']}", "", _filled(f"Cases: {', '.join(run['cases'])}."), ""]
+    prose = {finding.id: finding for finding in load_findings()}
+    for tried in run["findings"]:
+        lines += _argued(prose[tried["id"]], tried)
+    return "\n".join(lines + _unexplained(run, [prose[tried["id"]] for tried in run["findings"]]))
+
+
+def _argued(finding: Finding, tried: Mapping[str, Any]) -> list[str]:
+    before = Verdict.from_dict(tried["before"])
+    seen = f"{finding.check} ({before.stage}, {before.mode}) on case `{finding.case}`: {_told(before)}."
+    lines = [f"### {finding.says.rstrip('.')}", "", _filled(f"{finding.owner.capitalize()}. Seen first by {seen}"), ""]
+    lines += [_filled(finding.argument), ""]
+    if "after" in tried:
+        lines += [_filled(_cure(finding, Verdict.from_dict(tried["after"]), tried["also_cured"])), ""]
+    return lines
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _told(verdict: Verdict) -> str:
     found = verdict.measurement
     if found is None:
-        return verdict.where
+        return verdict.where.rstrip(".")
     allowed = "none is allowed" if found.allowed_max == 0 else f"{found.allowed_max:.3g} is allowed"
     return f"max |diff| {found.max_abs:.3g} in `{found.tensor}`, where {allowed}"
 
 
-def _cure(finding: Mapping[str, Any], before: Verdict, after: Verdict) -> str:
-    what = finding["intervention"]
+def _cure(finding: Finding, after: Verdict, cured: Sequence[str]) -> str:
     ending = f"the check passes ({_told(after)})" if after.status is Status.PASS else f"it is {_told(after)}"
-    others = [check for check in finding["also_cured"] if check != finding["check"]]
-    more = f" So do {', '.join(others)}." if others else ""
-    return f"Intervention: {what}. Then {ending}.{more}"
+    others = [check for check in cured if check != finding.check]
+    more = f" With it pass {', '.join(others)}." if others else ""
+    return f"Intervention: {finding.intervention}. Then {ending}.{more}"
 
 
-def _unexplained(run: Mapping[str, Any]) -> list[str]:
+def _unexplained(run: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
     """Own failures in checks about which no finding says anything."""
-    explained = {check for finding in run["findings"] for check in (finding["check"], *finding["also"])}
-    explained |= {check for finding in run["findings"] for check in finding.get("also_cured", ())}
+    explained = {check for finding in findings for check in (finding.check, *finding.also)}
+    explained |= {check for tried in run["findings"] for check in tried.get("also_cured", ())}
     own = [v for v in map(Verdict.from_dict, run["verdicts"]) if v.status in (Status.FAIL, Status.ERROR)]
     rest = [v for v in own if v.check not in explained]
     if not rest:

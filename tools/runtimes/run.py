@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -63,16 +62,15 @@ def _session(checkpoint: Checkpoint, runtime: Runtime, cases: Sequence[str]) -> 
 
 
 def _tried(finding: Finding, checkpoint: Checkpoint, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    plain: dict[str, Any] = asdict(finding)
-    plain["before"] = _of(finding, verdicts).as_dict()
+    tried: dict[str, Any] = {"id": finding.id, "before": _of(finding, verdicts).as_dict()}
     if (intervene := INTERVENTIONS.get(finding.id)) is not None:
         runtime = _made(finding.runtime, checkpoint)
         with Patch() as patch:
             intervene(runtime, checkpoint, patch)
             after = _session(checkpoint, runtime, [finding.case]).verdicts(finding.case)
-        plain["after"] = _of(finding, after).as_dict()
-        plain["also_cured"] = sorted(_failing(verdicts, finding.case) - _failing(after, finding.case))
-    return plain
+        tried["after"] = _of(finding, after).as_dict()
+        tried["also_cured"] = sorted(_failing(verdicts, finding.case) - _failing(after, finding.case))
+    return tried
 
 
 def _of(finding: Finding, verdicts: Sequence[Verdict]) -> Verdict:
