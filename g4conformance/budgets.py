@@ -100,7 +100,8 @@ def budget_of(check: Check, dtype: str, scheme: str = "none") -> Budget:
     if check.budget is BudgetKind.STEP:
         return Budget(check.budget, evidence, factor, steps=float(entry["steps"]))
     tail, by_chance = float(_entries()["gain_tail"][dtype]), float(_entries()["gain_by_chance"]["schemes"])
-    return Budget(check.budget, evidence, factor, factor * tail, chances=0.0 if scheme == "none" else by_chance)
+    gain_factor = math.inf if entry.get("any_gain") else factor * tail
+    return Budget(check.budget, evidence, factor, gain_factor, chances=0.0 if scheme == "none" else by_chance)
 
 
 def rounding_factor(check_id: str, dtype: str, scheme: str = "none") -> float:

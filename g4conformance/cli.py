@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     add_record_options(commands.add_parser("record", help="write the reference's traces and inputs as vectors"))
     add_compare_options(commands.add_parser("compare", help="judge a folder of traces against recorded vectors"))
     add_describe_options(commands.add_parser("describe", help="say what each quantization scheme covers"))
+    add_checkpoint_options(commands.add_parser("checkpoint", help="write a checkpoint in another layout"))
     commands.add_parser("checks", help="list every check with its statement")
     commands.add_parser("cases", help="list the bundled cases and what they exercise")
     argv = sys.argv[1:] if argv is None else argv
@@ -54,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         "describe": run_describe,
         "record": run_record,
         "compare": run_compare,
+        "checkpoint": run_checkpoint,
     }
     if args.command in guarded:
         return told(guarded[args.command], args)
@@ -118,6 +121,29 @@ def run_compare(args: argparse.Namespace) -> int:
     status, text = command.run_compare(args, colour=command.colour_wanted())
     print(text)
     return status
+
+
+def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `checkpoint`: which one to write, how and where."""
+    parser.add_argument(
+        "--layout",
+        choices=("legacy",),
+        required=True,
+        help="legacy: as the published checkpoints lie on disk, which most other readers need",
+    )
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="a folder that does not exist yet")
+    parser.add_argument("--model", metavar="PATH_OR_ID", help="which checkpoint (default: the bundled tiny one)")
+
+
+def run_checkpoint(args: argparse.Namespace) -> int:
+    """Writes the checkpoint and says where."""
+    from g4conformance.checkpoints.files import checkpoint_folder
+    from g4conformance.checkpoints.published import write_published
+    from g4conformance.fixtures import bundled_checkpoint
+
+    write_published(checkpoint_folder(args.model or str(bundled_checkpoint())), Path(args.out))
+    print(f"wrote {args.out}")
+    return 0
 
 
 def add_fuzz_options(parser: argparse.ArgumentParser) -> None:

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoModelForImageTextToText,
     Gemma4Config,
@@ -34,6 +30,7 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4ClippableLinear
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, attention_of_towers
 from g4conformance.checkpoints.facts import model_facts
 from g4conformance.checkpoints.files import DTYPES
+from g4conformance.checkpoints.published import SavedLayout, make_published
 from g4conformance.checkpoints.scramble import scramble_neutral_parameters
 from g4conformance.fixtures import bundled_checkpoint
 
@@ -41,18 +38,6 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 _BIAS_STD = 0.3
 _UNNORMALISED, _UNNORMALISED_SCALE = ("o_proj", "down_proj"), 0.15
 _IMAGE_PROCESSORS = {"torchvision": Gemma4ImageProcessor, "pil": Gemma4ImageProcessorPil}
-
-
-class SavedLayout(StrEnum):
-    """The two ways in which Gemma 4 checkpoints lie on disk.
-
-    `PER_LAYER` is what transformers 5.24 writes: `per_layer_config` in config.json. `LEGACY` is how they were
-    published: `global_head_dim` and `num_global_key_value_heads` in config.json, and key and value weights, which
-    nothing reads, for layers that reuse another layer's K/V.
-    """
-
-    PER_LAYER = "per_layer"
-    LEGACY = "legacy"
 
 
 @dataclass(frozen=True)
@@ -177,8 +162,7 @@ def save_seeded(checkpoint: Checkpoint, folder: Path, layout: SavedLayout, seed:
     checkpoint.model.save_pretrained(folder)
     checkpoint.processor.save_pretrained(folder)
     if layout is SavedLayout.LEGACY:
-        _make_config_legacy(folder / "config.json", checkpoint.text_config)
-        _add_unused_weights(folder / "model.safetensors", checkpoint.text_config, seed)
+        make_published(folder, seed)
 
 
 def _token_ids(processor: Gemma4Processor) -> dict[str, Any]:
@@ -292,43 +276,3 @@ def _digest(model: Gemma4ForConditionalGeneration, processor: Gemma4Processor) -
         digest.update(name.encode())
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _make_config_legacy(path: Path, text_config: Any) -> None:
-    """Replaces `per_layer_config` by the published names of the two types' sizes."""
-    config = json.loads(path.read_text())
-    config["text_config"].pop("per_layer_config", None)
-    config["text_config"] |= _legacy_sizes(text_config)
-    path.write_text(json.dumps(config, indent=2))
-
-
-def _legacy_sizes(text_config: Any) -> dict[str, int | None]:
-    full = text_config.per_layer_config[_FULL]  # there always is such a layer: the last one
-    sliding = text_config.per_layer_config[_SLIDING] if _SLIDING in text_config.layer_types else full
-    if full.num_key_value_heads != sliding.num_key_value_heads and not text_config.attention_k_eq_v:
-        raise ValueError("the legacy layout has other KV heads on full layers only with attention_k_eq_v")
-    return {
-        "head_dim": sliding.head_dim,
-        "global_head_dim": full.head_dim,
-        "num_key_value_heads": sliding.num_key_value_heads,
-        "num_global_key_value_heads": full.num_key_value_heads if text_config.attention_k_eq_v else None,
-    }
-
-
-def _add_unused_weights(path: Path, text_config: Any, seed: int) -> None:
-    tensors = load_file(path)
-    tensors |= _unused_weights(text_config, torch.Generator().manual_seed(seed))
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
-def _unused_weights(text_config: Any, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Key and value weights of layers that reuse K/V."""
-    for i, mode in enumerate(text_config.kv_sharing_modes):
-        if mode != "reuse":
-            continue
-        sizes = text_config.per_layer_config[i]
-        prefix = f"model.language_model.layers.{i}.self_attn."
-        rows = sizes.num_key_value_heads * sizes.head_dim
-        for projection in ("k_proj", "v_proj"):
-            yield f"{prefix}{projection}.weight", torch.randn(rows, text_config.hidden_size, generator=generator)
-        yield f"{prefix}k_norm.weight", torch.rand(sizes.head_dim, generator=generator) + 0.5

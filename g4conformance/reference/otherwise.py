@@ -53,8 +53,9 @@ def with_other_way(checkpoint: Checkpoint) -> Checkpoint:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             _compute_otherwise(module)
-    rotary = model.model.language_model.rotary_emb
+    rotary, turned = model.model.language_model.rotary_emb, model.model.vision_tower.encoder.rotary_emb
     rotary.forward = lambda like, positions, layer_type: wide_rotary_tables(rotary, like, positions, layer_type)
+    turned.forward = lambda like, positions: _wide_patch_tables(turned, like, positions)
     return replace(checkpoint, other_ways={WAY: model}, digest=f"{checkpoint.digest}-otherwise")
 
 
@@ -69,8 +70,18 @@ def wide_rotary_tables(rotary: Any, like: Tensor, positions: Tensor, layer_type:
     They are rounded to the dtype of `like`. Powers of another library may be off by so much, and so may angles that are
     rounded elsewhere. The tables differ by that times the position: the more, the longer the prompt.
     """
-    frequencies = getattr(rotary, f"{layer_type}_inv_freq").double() * (1 + torch.finfo(torch.float32).eps)
-    angles = positions[..., None].double() * frequencies
+    angles = _wide_angles(positions, getattr(rotary, f"{layer_type}_inv_freq"))
     scale = getattr(rotary, f"{layer_type}_attention_scaling")
     doubled = torch.cat((angles, angles), dim=-1)
     return (doubled.cos() * scale).to(like.dtype), (doubled.sin() * scale).to(like.dtype)
+
+
+def _wide_patch_tables(rotary: Any, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of the vision tower's positions [B, N, 2]."""
+    angles = _wide_angles(positions, rotary.inv_freq)
+    cos, sin = (rotary.recomposition_frequencies(part) for part in (angles.cos(), angles.sin()))
+    return (cos * rotary.attention_scaling).to(like.dtype), (sin * rotary.attention_scaling).to(like.dtype)
+
+
+def _wide_angles(positions: Tensor, frequencies: Tensor) -> Tensor:
+    return positions[..., None].double() * (frequencies.double() * (1 + torch.finfo(torch.float32).eps))

@@ -17,8 +17,8 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.gemma4.modeling_gemma4 import Gemma4ClippableLinear
 
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_checkpoint
+from g4conformance.checkpoints.published import SavedLayout
 from g4conformance.checkpoints.seeded import (
-    SavedLayout,
     SeededSpec,
     VisionSpec,
     save_seeded,

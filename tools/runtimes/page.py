@@ -1,0 +1,163 @@
+"""docs/runtimes.md: what runs have found, as a table of runtimes and stages and an argument for each disagreement."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from g4conformance.judging.verdict import Status, Verdict
+from g4conformance.stages import Stage
+from tools.runtimes.findings import Finding, load_findings
+
+_HEAD = """# Real runtimes under test
+
+This page is made by `python -m tools.runtimes` from runs on the bundled checkpoint, in {dtype}, with eager attention,
+torch {torch} and transformers {transformers}. Each runtime is driven as its users drive it, through the adapter of its
+name in `g4conformance/runtimes/`, and judged at every stage that it exposes. One command runs one of them:
+
+    pip install 'g4conformance[{first}]'
+    g4conformance verify --quant none --runtime g4conformance.runtimes.{first}:make
+
+Runtimes that read the published layout only get a copy in it, made once. `g4conformance checkpoint --layout legacy
+--out FOLDER` writes one for others.
+
+In the table, *worst* is the greatest measured difference in units of what is allowed, over all cases and both modes; a
+stage that is wrong only because an earlier one is wrong has inherited that. What a runtime does not expose was not
+observed: that is no pass.
+"""
+
+_TAIL = """## Without an adapter
+
+mlx-vlm and llama.cpp are not judged yet. mlx-vlm runs without a GPU on mlx-cpu, in an environment of its own because of
+its size; it is made of Python modules, at which spies look as they do here, and reads `global_head_dim` from the
+published layout. llama.cpp through llama-cpp-python is built from source; its converter of the same commit makes GGUF
+of a checkpoint in the published layout whose tokenizer has at least one merge, its eval callback names intermediate
+tensors of text and vision, and K/V in float16, the default, is another scheme than float32. Both are to be driven as
+another process.
+"""
+
+_STAGES = [stage for stage in Stage if stage is not Stage.QUANTIZATION]
+
+
+def page(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown of what `tools.runtimes.run.judged` returned for each runtime."""
+    setting = runs[0]["setting"]
+    parts = [_HEAD.format(first=runs[0]["runtime"], **{k: setting[k] for k in ("dtype", "torch", "transformers")})]
+    parts.append(_table(runs))
+    for run in runs:
+        parts.append(_findings(run))
+    return "\n".join([*parts, _TAIL])
+
+
+def _table(runs: Sequence[Mapping[str, Any]]) -> str:
+    lines = ["| stage | " + " | ".join(str(run["package"]) for run in runs) + " |", "|---" * (len(runs) + 1) + "|"]
+    verdicts = [[Verdict.from_dict(data) for data in run["verdicts"]] for run in runs]
+    for stage in _STAGES:
+        cells = [_cell([v for v in of_run if v.stage is stage]) for of_run in verdicts]
+        lines.append(f"| {stage} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(verdicts: Sequence[Verdict]) -> str:
+    """The stage's own failures by check, or how close it came, and what was not observed."""
+    own = [v for v in verdicts if v.status in (Status.FAIL, Status.ERROR)]
+    passed = [v for v in verdicts if v.status is Status.PASS]
+    inherited = {v.check for v in verdicts if v.status is Status.INHERITED} - {v.check for v in own}
+    unseen = {v.check for v in verdicts if v.status is Status.NOT_OBSERVED} - {v.check for v in [*own, *passed]}
+    told = [_own(own)] if own else []
+    if passed:
+        told.append(f"{'else ' if own else ''}pass, {_closest(passed)}")
+    if inherited:
+        told.append(f"inherited: {_ids(inherited)}")
+    if unseen:
+        told.append(f"not observed: {_ids(unseen)}")
+    return "; ".join(told) or "nothing to judge"
+
+
+def _own(wrong: Sequence[Verdict]) -> str:
+    failed, raised = ([v for v in wrong if v.status is status] for status in (Status.FAIL, Status.ERROR))
+    worst = {check: _worst([v for v in failed if v.check == check]) for check in dict.fromkeys(v.check for v in failed)}
+    told = [f"{check} {_measured(v)} ({v.case})" for check, v in worst.items()]
+    if raised:
+        told.append(f"raises ({', '.join(dict.fromkeys(v.case for v in raised))})")
+    return "**" + ", ".join(told) + "**"
+
+
+def _worst(verdicts: Sequence[Verdict]) -> Verdict:
+    return max(verdicts, key=lambda v: math.inf if v.measurement is None else v.measurement.ratio)
+
+
+def _measured(verdict: Verdict) -> str:
+    found = verdict.measurement
+    if found is None:
+        return "another shape"
+    if math.isinf(found.ratio):
+        return f"{verdict.mismatched} of {verdict.count} values" if verdict.mismatched else f"{found.max_abs:.2g}"
+    return f"{found.ratio:.3g} x allowed"
+
+
+def _closest(passed: Sequence[Verdict]) -> str:
+    measured = [v for v in passed if v.measurement is not None and v.measurement.ratio > 0]
+    if not measured:
+        return "bit-equal"
+    worst = _worst(measured)
+    assert worst.measurement is not None
+    return f"worst {worst.measurement.ratio:.2g} ({worst.check}, {worst.case})"
+
+
+def _ids(checks: set[str]) -> str:
+    return ", ".join(sorted(checks))
+
+
+def _findings(run: Mapping[str, Any]) -> str:
+    lines = [f"## {run['package']}", "", _filled(f"Cases: {', '.join(run['cases'])}."), ""]
+    prose = {finding.id: finding for finding in load_findings()}
+    for tried in run["findings"]:
+        lines += _argued(prose[tried["id"]], tried)
+    return "\n".join(lines + _unexplained(run, [prose[tried["id"]] for tried in run["findings"]]))
+
+
+def _argued(finding: Finding, tried: Mapping[str, Any]) -> list[str]:
+    before = Verdict.from_dict(tried["before"])
+    seen = f"{finding.check} ({before.stage}, {before.mode}) on case `{finding.case}`: {_told(before)}."
+    lines = [f"### {finding.says.rstrip('.')}", "", _filled(f"{finding.owner.capitalize()}. Seen first by {seen}"), ""]
+    lines += [_filled(finding.argument), ""]
+    if "after" in tried:
+        lines += [_filled(_cure(finding, Verdict.from_dict(tried["after"]), tried["also_cured"])), ""]
+    return lines
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _told(verdict: Verdict) -> str:
+    found = verdict.measurement
+    if found is None:
+        return verdict.where.rstrip(".")
+    allowed = "none is allowed" if found.allowed_max == 0 else f"{found.allowed_max:.3g} is allowed"
+    return f"max |diff| {found.max_abs:.3g} in `{found.tensor}`, where {allowed}"
+
+
+def _cure(finding: Finding, after: Verdict, cured: Sequence[str]) -> str:
+    ending = f"the check passes ({_told(after)})" if after.status is Status.PASS else f"it is {_told(after)}"
+    others = [check for check in cured if check != finding.check]
+    more = f" With it pass {', '.join(others)}." if others else ""
+    return f"Intervention: {finding.intervention}. Then {ending}.{more}"
+
+
+def _unexplained(run: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
+    """Own failures in checks about which no finding says anything."""
+    explained = {check for finding in findings for check in (finding.check, *finding.also)}
+    explained |= {check for tried in run["findings"] for check in tried.get("also_cured", ())}
+    own = [v for v in map(Verdict.from_dict, run["verdicts"]) if v.status in (Status.FAIL, Status.ERROR)]
+    rest = [v for v in own if v.check not in explained]
+    if not rest:
+        return []
+    lines = ["### Not argued yet", ""]
+    for check in dict.fromkeys(v.check for v in rest):
+        worst = _worst([v for v in rest if v.check == check])
+        lines.append(f"- {check} ({worst.stage}, {worst.mode}) on `{worst.case}`: {_told(worst)}")
+    return [*lines, ""]

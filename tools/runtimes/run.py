@@ -1,0 +1,83 @@
+"""Judges a runtime on cases, and each of its findings once more with what is said to make it vanish."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from g4conformance.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from g4conformance.faults.patching import Patch
+from g4conformance.fixtures import bundled_checkpoint
+from g4conformance.judging.verdict import Verdict
+from g4conformance.runtime.contract import Runtime
+from g4conformance.session import ConformanceSession, RunOptions
+from tools.runtimes.findings import Finding, load_findings
+from tools.runtimes.interventions import INTERVENTIONS
+
+RUNTIMES = {"codex": "gemma4-pytorch-codex", "claude": "gemma4-pt-claude", "tico": "tico"}
+# Every feature once; the others repeat it at other lengths.
+CASES = (
+    "text-only",
+    "window-twice",
+    "odd-text",
+    "vocabulary-1",
+    "image-first",
+    "image-middle",
+    "image-panorama",
+    "image-tower",
+    "system-turn",
+    "fills-while-decoding",
+)
+
+
+def judged(name: str, cases: Sequence[str]) -> dict[str, Any]:
+    """What the page needs of a runtime, as plain data: setting, verdicts, and findings before and after."""
+    torch.set_num_threads(1)
+    checkpoint = load_checkpoint(bundled_checkpoint())
+    session = _session(checkpoint, _made(name, checkpoint), cases)
+    verdicts = [verdict for case in session.cases for verdict in session.verdicts(case)]
+    mine = [finding for finding in load_findings() if finding.runtime == name and finding.case in session.cases]
+    package = RUNTIMES[name]
+    return {
+        "runtime": name,
+        "package": f"{package} {importlib.metadata.version(package)}",
+        "setting": session.setting,
+        "cases": list(session.cases),
+        "verdicts": [verdict.as_dict() for verdict in verdicts],
+        "findings": [_tried(finding, checkpoint, verdicts) for finding in mine],
+    }
+
+
+def _made(name: str, checkpoint: Checkpoint) -> Runtime:
+    runtime: Runtime = importlib.import_module(f"g4conformance.runtimes.{name}").make(checkpoint)
+    return runtime
+
+
+def _session(checkpoint: Checkpoint, runtime: Runtime, cases: Sequence[str]) -> ConformanceSession:
+    return ConformanceSession(checkpoint, runtime, RunOptions(quant="none", case_names=tuple(cases)))
+
+
+def _tried(finding: Finding, checkpoint: Checkpoint, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    tried: dict[str, Any] = {"id": finding.id, "before": _of(finding, verdicts).as_dict()}
+    if (intervene := INTERVENTIONS.get(finding.id)) is not None:
+        runtime = _made(finding.runtime, checkpoint)
+        with Patch() as patch:
+            intervene(runtime, checkpoint, patch)
+            after = _session(checkpoint, runtime, [finding.case]).verdicts(finding.case)
+        tried["after"] = _of(finding, after).as_dict()
+        tried["also_cured"] = sorted(_failing(verdicts, finding.case) - _failing(after, finding.case))
+    return tried
+
+
+def _of(finding: Finding, verdicts: Sequence[Verdict]) -> Verdict:
+    """The finding's verdict; a stage whose inputs were the reference's has one for both modes."""
+    found = [v for v in verdicts if (v.check, v.case) == (finding.check, finding.case)]
+    return next((v for v in found if v.mode is finding.mode), found[0])
+
+
+def _failing(verdicts: Sequence[Verdict], case: str) -> set[str]:
+    return {verdict.check for verdict in verdicts if verdict.case == case and verdict.failed}
