@@ -84,9 +84,10 @@ def _excusable(verdict: Verdict, bench: Bench) -> bool:
 
     Only rounding budgets are made of noise.
     """
-    found, budget = verdict.measurement, bench.budget(CHECKS[verdict.check])
-    wrong = verdict.failed or verdict.known is not None or verdict.widened is not None
-    return wrong and budget.kind is BudgetKind.ROUNDING and found is not None and found.ratio < _INEXCUSABLE
+    found = verdict.measurement
+    if found is None or not (verdict.failed or verdict.known is not None or verdict.widened is not None):
+        return False
+    return bench.budget(CHECKS[verdict.check]).kind is BudgetKind.ROUNDING and found.ratio < _INEXCUSABLE
 
 
 def _judge(
