@@ -14,8 +14,8 @@ import safetensors.numpy
 import torch
 
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_checkpoint
-from g4conformance.checks.run import Mode
 from g4conformance.checks import CHECKS
+from g4conformance.checks.run import Mode
 from g4conformance.errors import VectorsError
 from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.foreign import INDEX, INPUTS, MANIFEST, TRACE, read_request, write_trace
