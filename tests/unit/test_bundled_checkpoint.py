@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.models.gemma4.modeling_gemma4 import Gemma4ClippableLinear, Gemma4RMSNorm
 
+from fixtures.make.case_images import CONVERTED
 from fixtures.make.tasks import chat
 from g4conformance.cases import load_cases
 from g4conformance.checkpoints.checkpoint import Checkpoint
@@ -136,8 +137,9 @@ def test_each_clip_bound_alters_some_value_of_some_case(tiny_checkpoint: Checkpo
 
 
 def test_no_bundled_picture_is_uniform() -> None:
+    """But for those that are there for their format, whose few colours are what they are about."""
     for path in sorted((fixtures_folder() / "images").iterdir()):
-        assert _distinct_colours(path) > 1000, path.name
+        assert _distinct_colours(path) > (1 if path.name in CONVERTED else 1000), path.name
 
 
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
