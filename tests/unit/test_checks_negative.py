@@ -51,7 +51,9 @@ def judged_by(
     recorded: Recorded, observation: Observation, checks: Iterable[Check], modes: Iterable[Mode] = Mode
 ) -> list[Verdict]:
     """The verdicts of these checks only, to save time; none is blamed on another."""
-    runs = {mode: judging._run(recorded.case, recorded.reference, observation, recorded.bench, mode) for mode in modes}
+    runs = {
+        mode: judging.case_run(recorded.case, recorded.reference, observation, recorded.bench, mode) for mode in modes
+    }
     return [
         judging._verdict(check, runs[mode], observation, recorded.bench)
         for check in checks

@@ -21,6 +21,7 @@ from g4conformance.reference import record
 from g4conformance.runtime.layout import StaticLayout
 from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.session import ConformanceSession, RunOptions
+from g4conformance.stages import Stage
 
 CASE = "image-middle"
 VOCABULARY = 40_000  # large, so that its product with any prompt's length is larger than every tensor of the run
@@ -108,7 +109,7 @@ def wrong(verdicts: list[Verdict]) -> list[str]:
 def test_all_eight_stages_pass(judged: Judged) -> None:
     assert wrong(judged.verdicts) == []
     passed = {verdict.stage for verdict in judged.verdicts if verdict.status is Status.PASS}
-    assert len(passed) == 8
+    assert len(passed - {Stage.SELF_CONSISTENCY}) == 8
 
 
 def test_nothing_of_vocabulary_times_sequence_is_built(judged: Judged) -> None:
