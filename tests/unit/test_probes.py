@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from g4conformance.checks import checks_of
+from g4conformance.checks.registry import Needs
 from g4conformance.judging.judge import judge
 from g4conformance.judging.observation import Observation
 from g4conformance.judging.probes import run_probes
@@ -34,7 +35,7 @@ from .recording import Recorded, with_facts
 pytestmark = pytest.mark.unit
 
 Runtime = StaticGemma4Runtime
-ALL = {check.id for check in checks_of(Stage.SELF_CONSISTENCY)}
+ALL = {check.id for check in checks_of(Stage.SELF_CONSISTENCY) if check.needs is Needs.PROBES}
 DECODING = {f"G4-SELF-{number:02}" for number in (1, 3, 10, 13, 15, 16, 17)}  # what a runtime that cannot decode lacks
 
 
@@ -54,7 +55,7 @@ def probed(runtime: Any, recorded: Recorded) -> tuple[Observation, list[Verdict]
     with torch.no_grad():
         run_probes(runtime, requests_of(recorded), recorded.case.gen_steps, observation)
     verdicts = judge(recorded.case, recorded.reference, observation, recorded.bench)
-    return observation, [verdict for verdict in verdicts if verdict.stage is Stage.SELF_CONSISTENCY]
+    return observation, [verdict for verdict in verdicts if verdict.check in ALL]
 
 
 def with_status(verdicts: list[Verdict], status: Status) -> set[str]:
@@ -270,5 +271,5 @@ def test_an_own_run_that_broke_off_is_an_error_where_it_is_compared(runtime: Run
     own = {name: tensor for name, tensor in observation.accumulated.items() if name.startswith("self/")}
     broken = replace(observation, accumulated=own, errors={None: "RuntimeError: out of memory"})
     verdicts = judge(given.case, given.reference, broken, given.bench)
-    red = [v for v in verdicts if v.stage is Stage.SELF_CONSISTENCY and v.status is not Status.PASS]
+    red = [v for v in verdicts if v.check in ALL and v.status is not Status.PASS]
     assert [(v.check, v.status) for v in red] == [("G4-SELF-11", Status.INHERITED)]
