@@ -200,10 +200,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in unreached]
 
 
-def is_ours(item: pytest.Function, fixture: str) -> bool:
-    """Whether the test gets this fixture from the plugin, and not from a conftest or module that overrides it."""
-    definitions = item._fixtureinfo.name2fixturedefs.get(fixture, ())
-    return not definitions or definitions[-1].func.__module__ == __name__
+def is_ours(node: pytest.Item, fixture: str) -> bool:
+    """Whether a test there gets this fixture from the plugin, and not from a conftest or module that overrides it."""
+    definitions = node.session._fixturemanager.getfixturedefs(fixture, node) or ()
+    return [definition.func.__module__ for definition in definitions][-1:] == [__name__]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -475,5 +475,5 @@ def _stop(session: pytest.Session, error: object) -> NoReturn:
     """Ends the whole run with one line: what went wrong would go wrong for every test."""
     if hasattr(session.config, "workerinput"):
         session.shouldstop = str(error)  # xdist carries this to the controller, but not an exit
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
     pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)

@@ -18,9 +18,8 @@ _REMEDY = (
 
 @pytest.mark.integration
 def test_suite_is_whole(request: pytest.FixtureRequest) -> None:
-    own = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    items = [item for item in own if item.module is request.module and item.function in standard_tests().values()]
-    if problems := [*cut_short(vars(request.module)), *dropped_by_marks(items), *replaced_fixtures(items)]:
+    fixtures = [f"the fixture {name} is overridden" for name in _FIXED if not is_ours(request.node, name)]
+    if problems := [*cut_short(vars(request.module)), *dropped_by_marks(_marks(request)), *fixtures]:
         pytest.fail("\n".join(["the suite is cut short:", *(f"  {p}" for p in problems), _REMEDY]), pytrace=False)
 
 
@@ -40,21 +39,24 @@ def cut_short(namespace: Mapping[str, object]) -> list[str]:
     ]
 
 
-def dropped_by_marks(items: Iterable[pytest.Function]) -> list[str]:
+def dropped_by_marks(marks: Mapping[str, Iterable[pytest.Mark]]) -> list[str]:
     """A line for each of the suite's tests that a mark keeps from being judged, or excuses without a reason."""
     found: dict[str, None] = {}
-    for item in items:
-        for mark in item.iter_markers():
-            if mark.name in _DROPPING:
-                found[f"{item.originalname} is marked {mark.name}"] = None
-            if mark.name == "xfail" and (not mark.kwargs.get("reason") or mark.kwargs.get("run") is False):
-                found[f"{item.originalname} is marked xfail without a reason, or is not run"] = None
+    for name, mark in ((name, mark) for name, own in marks.items() for mark in own):
+        if mark.name in _DROPPING:
+            found[f"{name} is marked {mark.name}"] = None
+        if mark.name == "xfail" and (not mark.kwargs.get("reason") or mark.kwargs.get("run") is False):
+            found[f"{name} is marked xfail without a reason, or is not run"] = None
     return list(found)
 
 
-def replaced_fixtures(items: Sequence[pytest.Function]) -> list[str]:
-    """A line for each fixture whose replacement would judge in the suite's place."""
-    return [f"the fixture {name} is overridden" for name in _FIXED if not all(is_ours(item, name) for item in items)]
+def _marks(request: pytest.FixtureRequest) -> dict[str, list[pytest.Mark]]:
+    """The marks of the suite's tests, and those that a conftest has put on what was collected of them here."""
+    marks = {name: list(getattr(test, "pytestmark", [])) for name, test in standard_tests().items()}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.module is request.module and item.originalname in marks:
+            marks[item.originalname] += item.own_markers
+    return marks
 
 
 def guards_of(module: pytest.Module, collected: Sequence[object]) -> list[pytest.Function]:

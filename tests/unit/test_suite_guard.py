@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from g4conformance import suite
@@ -49,5 +46,4 @@ MARKS = {
 def test_a_mark_may_excuse_with_a_reason_and_never_drop(kind: str) -> None:
     mark, problems = MARKS[kind]
     marks = [] if mark is None else [mark.mark]
-    item: Any = SimpleNamespace(originalname="test_prefill", iter_markers=lambda: iter(marks))
-    assert dropped_by_marks([item, item]) == problems
+    assert dropped_by_marks({"test_prefill": [*marks, *marks], "test_decode": []}) == problems
