@@ -18,7 +18,7 @@ torch {torch} and transformers {transformers}. Each runtime is driven as its use
 name in `g4conformance/runtimes/`, and judged at every stage that it exposes. One command runs one of them:
 
     pip install 'g4conformance[{first}]'
-    g4conformance verify --quant none --runtime g4conformance.runtimes.{first}:make
+    g4conformance verify --runtime g4conformance.runtimes.{first}:make
 
 Runtimes that read the published layout only get a copy in it, made once. `g4conformance checkpoint --layout legacy
 --out FOLDER` writes one for others.
