@@ -10,9 +10,9 @@ from torch import Tensor
 
 from g4conformance.cases import Case, load_cases
 from g4conformance.fixtures import fixtures_folder
+from g4conformance.judging.driving import given_inputs
 from g4conformance.prompts import Request, ResolvedCase, resolve
 from g4conformance.runtime.contract import StaticInputs
-from g4conformance.runtime.inputs import static_inputs
 from g4conformance.runtime.static import StaticGemma4Runtime
 from g4conformance.statistics import logit_statistics
 
@@ -79,15 +79,7 @@ def all_logits(runtime: StaticGemma4Runtime, case: ResolvedCase, choose: Callabl
 
 def _inputs(runtime: StaticGemma4Runtime, request: Request) -> StaticInputs:
     """From the ids and patches of the request, so that cases of ids, which have no prompt, are no exception."""
-    facts = runtime.facts
-    return static_inputs(
-        request.inputs,
-        request.layout,
-        pad_token_id=facts.pad_token_id,
-        image_token_id=facts.image_token_id,
-        placeholder_ids=facts.placeholder_ids,
-        dtype=runtime.checkpoint.dtype,
-    )
+    return given_inputs(request, runtime.facts, runtime.checkpoint.dtype)
 
 
 def _position(index: int) -> str:
