@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -190,12 +190,17 @@ def _probes(prepared: Prepared, wanted: Mapping[str, Patterns]) -> Iterator[tupl
     for check, patterns in wanted.items():
         first, *others = _modes(check)
         for pattern, places in patterns:
-            for name in fnmatch.filter(_tensors(prepared.clean, first), pattern):
+            for name in _matching(_tensors(prepared.clean, first), pattern):
                 for place in (place for place in places if _exists(place, prepared)):
                     yield check, pattern, Probe(check, first, name, place)
                 for mode in others:  # the same function: one place shows that it is asked there too
                     if _exists(places[0], prepared):
                         yield check, pattern, Probe(check, mode, name, places[0])
+
+
+def _matching(names: Iterable[str], pattern: str) -> list[str]:
+    """Tensors of layers alone have checks of their own, and patterns that say so; a star spans their names too."""
+    return [name for name in fnmatch.filter(names, pattern) if ("/alone/" in name) == ("/alone/" in pattern)]
 
 
 def _modes(check: str) -> tuple[Mode, ...]:

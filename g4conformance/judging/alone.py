@@ -48,7 +48,12 @@ class PiecesAlone:
             yield f"vision/layer/{i}", f"vision/layer/{i}/hidden"
 
     def prefill(self, record: OnTensor) -> None:
-        """Each decoder layer, and a quantized runtime's per-layer inputs and head, at the prompt's length."""
+        """Each decoder layer, and a quantized runtime's per-layer inputs and head, at the prompt's length.
+
+        A request begins, so that a runtime with a state is in that of a prefill.
+        """
+        if hasattr(self.runtime, "reset"):
+            self.runtime.reset()
         self._decoder(record, prefill_pass(self.reference, self.layout, self.facts))
 
     def decode(self, record: OnTensor, step: int) -> None:

@@ -20,7 +20,6 @@ from g4conformance.faults.sensitivity import SENSITIVE, findings
 from g4conformance.faults.subjects import Subject
 from g4conformance.faults.trial import Outcome, Workbench, first_difference
 from g4conformance.judging.judge import Bench
-from g4conformance.judging.observe import observe
 from g4conformance.quantization.graphs import QuantizedGraphs
 from g4conformance.runtime.static import StaticGemma4Runtime
 
@@ -70,7 +69,7 @@ def test_the_clean_runtime_is_clean_after_all_faults() -> None:
             bench.run(fault)
     for name in ("text-only", "image-a-b-a"):
         prepared = bench.prepared(name)
-        again = observe(bench.runtime, prepared.case, prepared.reference, bench.checkpoint.facts)
+        again = bench.session.observed(bench.runtime, prepared.case, prepared.reference)
         assert first_difference(prepared.clean, again) == ""
 
 

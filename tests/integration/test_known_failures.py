@@ -23,7 +23,7 @@ class Warm:
         self.on_tensor = None
 
     def prefill(self, *inputs):
-        return self.inner.prefill(*inputs) * (1 + 1e-5)
+        return self.inner.prefill(*inputs) * (1 + 1e-3)
 
     def load_state(self, *state):
         self.inner.load_state(*state)
@@ -80,8 +80,8 @@ def test_what_is_known_is_told_and_fails_nothing(adopter: Path) -> None:
     assert report["known"]["problems"] == []
     (known,) = [v for v in report["verdicts"] if v["status"] == "known"]
     assert (known["check"], known["known"]["category"]) == ("G4-DECODE-09", "bug")
-    (widened,) = [v for v in report["verdicts"] if v["widened"]]
-    assert widened["widened"]["reason"] == "another order of sums"
+    widened = [v for v in report["verdicts"] if v["widened"]]
+    assert {(v["check"], v["widened"]["reason"]) for v in widened} == {("G4-PREFILL-04", "another order of sums")}
 
 
 def test_what_is_not_true_fails_the_run_whoever_ran_it(adopter: Path) -> None:

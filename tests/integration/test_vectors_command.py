@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from g4conformance.checks import CHECKS
 from g4conformance.foreign import INDEX, TRACE
 
 from .test_from_anywhere import REPOSITORY, run
@@ -135,7 +136,7 @@ def test_the_shipped_runtime_conforms_from_another_process(tmp_path: Path) -> No
     assert "exit status 1; its last words: the device is gone" in done.stdout
     verdicts = json.loads(report.read_text())["verdicts"]
     statuses = {
-        case: {v["status"] for v in verdicts if v["case"] == case} - {"not_applicable"}
+        case: {v["status"] for v in verdicts if v["case"] == case and not CHECKS[v["check"]].alone} - {"not_applicable"}
         for case in ("text-only", "image-first", "window")
     }
     assert statuses["text-only"] == statuses["image-first"] == {"pass"}
