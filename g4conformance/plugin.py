@@ -42,6 +42,7 @@ _SUITE_OPTIONS = (*_PATH_OPTIONS, "--runtime", "--runtime-command", "--quant", "
 _KNOWN = "conformance.toml"
 _Around = Generator[None, _T, _T]  # what a hook wrapper is: it hands on what the hooks inside it have returned
 _EARLY = pytest.StashKey["RunOptions"]()
+_WRONG = pytest.StashKey[pytest.UsageError]()
 _COLLECTOR = "g4conformance-collector"
 _UNASKED = "unasked"  # the property of a test that turned out to ask what only a quantized runtime can answer
 
@@ -178,7 +179,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         options = _checked_early(metafunc.config)
         quantized = _may_be_quantized(metafunc, options)
     except pytest.UsageError as error:
-        _stop(metafunc.definition.session, error)
+        _stop_collection(metafunc, error)
+        return
     stage, cases = Stage(marker.args[0]), options.selected_cases()
     metafunc.parametrize(
         "judged",
@@ -193,7 +195,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects stages that no selected case reaches, such as vision in a run of text cases."""
+    """Deselects stages that no selected case reaches, such as vision in a run of text cases.
+
+    Raises:
+        pytest.UsageError: what was found to be wrong when tests were generated.
+    """
+    if _WRONG in config.stash:
+        raise config.stash[_WRONG]
     unreached = [item for item in items if item.get_closest_marker("stage") and "[NOTSET]" in item.name]
     if unreached:
         config.hook.pytest_deselected(items=unreached)
@@ -469,6 +477,14 @@ class Judged:
         given = [(name, self.config.getoption(name)) for name in names]
         ours = "".join(f" {name} {shlex.quote(value)}" for name, value in given if value)
         return f"pytest -m integration{model}{ours} --case {verdict.case} -k {verdict.check}"
+
+
+def _stop_collection(metafunc: pytest.Metafunc, error: pytest.UsageError) -> None:
+    """Has the run end with one line once all is collected: until then pytest takes any error for the module's."""
+    if hasattr(metafunc.config, "workerinput"):
+        _stop(metafunc.definition.session, error)
+    metafunc.config.stash[_WRONG] = error
+    metafunc.parametrize("judged", [], indirect=True)
 
 
 def _stop(session: pytest.Session, error: object) -> NoReturn:

@@ -117,6 +117,23 @@ def test_workers_share_out_cases_and_agree(adopter: Path) -> None:
     assert "2 failed" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--executor", "export"], "expected the runtime of the fixture `runtime`, found --executor too."),
+        (["--runtime", "conftest:Doubled"], "expected the runtime of the fixture `runtime`, found --runtime too."),
+        (["--quant", "w8"], "expected a runtime of scheme w8, by --quant, found one of none."),
+    ],
+)
+def test_options_that_a_fixture_of_ones_own_would_ignore_are_refused(
+    adopter: Path, options: list[str], message: str
+) -> None:
+    done = run("pytest", "--case", "text-only", "-k", "G4-PREFILL-04", *options, cwd=adopter)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    assert (done.stdout + done.stderr).count(message) == 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
 BAD_OPTIONS = {
     "unknown case": (["--case", "nonsense"], "expected a known case, found 'nonsense'"),
     "missing model": (["--model", "./nowhere"], "found './nowhere', which is neither"),

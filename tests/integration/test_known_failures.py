@@ -129,6 +129,16 @@ def test_a_bad_declaration_or_option_is_one_clear_line(adopter: Path, kind: str)
     assert "Traceback" not in output
 
 
+def test_a_bad_file_that_was_found_is_told_in_one_line_by_pytest_too(adopter: Path) -> None:
+    """Nothing in the call speaks of the suite: it is looked at only when the suite's tests are collected."""
+    (adopter / "conformance.toml").write_text(WARM + "mode = 1\n")
+    done = run("pytest", cwd=adopter)
+    output = done.stdout + done.stderr
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, output
+    assert output.count("[[known]] entry 1 (G4-DECODE-09), found 'mode'") == 1, output
+    assert "Traceback" not in output
+
+
 MODULES = {
     "test_whole.py": "from g4conformance.suite import *\n",
     "test_overridden.py": "from g4conformance.suite import *\n\ndef test_prefill():\n    pass\n",
