@@ -1,10 +1,12 @@
-"""The foreign side of google-deepmind's gemma: `python THIS_FOLDER CHECKPOINT REQUEST`.
+"""The foreign side of google-deepmind's gemma: `PYTHON THIS_FOLDER [--instead NAME] CHECKPOINT FOLDER`.
 
-The interpreter is one that has gemma, and no g4conformance. CHECKPOINT is a folder in the published layout.
+PYTHON is that of an environment with gemma; g4conformance need not be installed there. CHECKPOINT is in the published
+layout.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -20,10 +22,15 @@ def _find_g4conformance() -> None:
 def main() -> None:
     _find_g4conformance()
     from g4conformance.foreign import serve
-    from g4conformance.runtimes.deepmind.answering import answer
+    from g4conformance.runtimes.deepmind.answering import Side
+    from g4conformance.runtimes.deepmind.instead import INSTEAD
 
-    checkpoint = Path(sys.argv[1])
-    serve(lambda request: answer(request, checkpoint), sys.argv[2:])
+    parser = argparse.ArgumentParser(prog="deepmind", description="google-deepmind's gemma as a runtime under test")
+    parser.add_argument("--instead", choices=INSTEAD, action="append", default=[], help="an intervention")
+    parser.add_argument("checkpoint", type=Path, help="a folder in the published layout")
+    parser.add_argument("folders", nargs="+", help="a request's folder; or recorded vectors, and where to answer them")
+    options = parser.parse_args()
+    serve(Side(options.checkpoint, options.instead), options.folders)
 
 
 if __name__ == "__main__":

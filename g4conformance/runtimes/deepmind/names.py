@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+MADE_OF_PROMPT = ("input_ids", "llm_input_ids", "attention_mask", "valid_length")
 PLACEHOLDER = -2  # gemma's id of a soft token's row
 
 

@@ -32,15 +32,24 @@ _SEEN: tuple[tuple[type, str, str, Callable[[Any], Arrays]], ...] = (
     (_transformer.Transformer, "__call__", "logits", lambda output: {"logits": output.logits}),
     (_layers.VisionEntry, "__call__", "patches", lambda hidden: {"hidden": hidden}),
     (_vision.VisionBlock, "__call__", "vision block", lambda output: {"hidden": output[0]}),
-    (_encoder.VisionEncoder, "__call__", "soft tokens", lambda outputs: dict(zip(("tokens", "mask"), outputs[0]))),
+    (
+        _encoder.VisionEncoder,
+        "__call__",
+        "soft tokens",
+        lambda outputs: dict(zip(("tokens", "mask"), outputs[0], strict=True)),
+    ),
 )
 
 
 class Watch:
-    """Sends tensors to a recorder."""
+    """Sends tensors to a recorder.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    Attributes:
+        recorder: the one of now; a program that was compiled before it came sends to it too.
+    """
+
+    def __init__(self) -> None:
+        self.recorder: Recorder
         self._layer: int | None = None  # the decoder layer that is being traced
         self._mask: jax.Array | None = None
         self._rotations = 0
