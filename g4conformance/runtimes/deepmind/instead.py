@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 from gemma.gm.nn.gemma4 import _modules, _transformer
 from gemma.gm.nn.gemma4.vision import _modules as _vision
-from gemma.gm.text import _gemma4_sampler
-from gemma.gm.utils import _cache_helper
+from gemma.gm.text import _gemma4_sampler, _prefill
+from gemma.gm.utils import _cache_helper, _types
 from gemma.gm.vision import _token_utils
 
 from g4conformance.foreign import Request
 from g4conformance.runtimes.deepmind.sampling import Call
 
 Intervene = Callable[[Any, Request], AbstractContextManager[Any]]
-_DROPPED = -99
+_NONE = -99  # the id of no token
 
 
 @contextmanager
@@ -30,10 +30,10 @@ def no_newlines(sampler: Any, request: Request) -> Iterator[Any]:
 
     def expanded(tokens: Any, **given: Any) -> Any:
         (row,) = expand(tokens, **given)
-        return row[row != _DROPPED][None]
+        return row[row != _NONE][None]
 
     with (
-        mock.patch.object(_token_utils, "_DOUBLE_NEW_LINE_TOKEN", _DROPPED),
+        mock.patch.object(_token_utils, "_DOUBLE_NEW_LINE_TOKEN", _NONE),
         mock.patch.object(_token_utils, "add_variable_extra_tokens_for_images", expanded),
     ):
         yield sampler
@@ -83,6 +83,16 @@ def prompt_unpadded(sampler: Any, request: Request) -> Iterator[Any]:
 
 
 @contextmanager
+def pad_is_a_token(sampler: Any, request: Request) -> Iterator[Any]:
+    """No id means padding; prompts have their own length, so that there is none."""
+    modules = (_transformer, _types, _prefill)
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(mock.patch.object(module, "_PADDING_ID", _NONE))
+        yield dataclasses.replace(sampler, pad_length=None)
+
+
+@contextmanager
 def prompt_once(sampler: Any, request: Request) -> Iterator[Any]:
     """The prompt's last token is not fed once more before the first new one."""
 
@@ -114,6 +124,7 @@ INSTEAD: dict[str, Intervene] = {
     "given-pixels": given_pixels,
     "padding-masked": padding_masked,
     "prompt-unpadded": prompt_unpadded,
+    "pad-is-a-token": pad_is_a_token,
     "prompt-once": prompt_once,
     "last-row-used": last_row_used,
 }
