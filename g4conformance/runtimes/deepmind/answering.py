@@ -41,10 +41,10 @@ class Side:
             ended = call.sample(sampler, request)
             call.decode(request.decode_tokens, sampler.params)
         found = recorder.tensors | call.pictures | _selected(request, call.loop)
-        found |= _generation(ended, found["input_ids"][0, : int(found["valid_length"][0])], request.gen_steps)
         if request.prompt is None:  # the ids were given
             found = {name: tensor for name, tensor in found.items() if name not in MADE_OF_PROMPT}
-        return found
+        ids, rows = ({**request.inputs, **found}[name][0] for name in ("input_ids", "valid_length"))
+        return found | _generation(ended, ids[:rows], request.gen_steps)
 
 
 def _generation(state: Any, prompt: NDArray[Any], asked: int) -> Arrays:
