@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g4conformance.foreign import STOP_REASONS, Request
-from g4conformance.runtimes.deepmind.instead import INSTEAD
+from g4conformance.runtimes.deepmind.instead import INSTEAD, Given
 from g4conformance.runtimes.deepmind.model import sampler_of
 from g4conformance.runtimes.deepmind.names import MADE_OF_PROMPT, Recorder
 from g4conformance.runtimes.deepmind.sampling import Call
@@ -27,7 +27,7 @@ class Side:
     """Answers requests, one after the other. What one has compiled serves the next ones with buffers of its length."""
 
     def __init__(self, checkpoint: Path, instead: Collection[str] = ()) -> None:
-        self._instead = instead
+        self._checkpoint, self._instead = checkpoint, instead
         self._sampler_of = cache(lambda max_seq: sampler_of(checkpoint, max_seq))
         self._watch = Watch()
 
@@ -37,7 +37,7 @@ class Side:
         recorder = self._watch.recorder = Recorder(request.facts)
         with self._watch.on(), ExitStack() as stack:
             for name in self._instead:
-                sampler = stack.enter_context(INSTEAD[name](sampler, request))
+                sampler = stack.enter_context(INSTEAD[name](sampler, Given(request, self._checkpoint)))
             ended = call.sample(sampler, request)
             call.decode(request.decode_tokens, sampler.params)
         found = recorder.tensors | call.pictures | _selected(request, call.loop)
