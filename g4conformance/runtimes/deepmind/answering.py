@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from g4conformance.runtimes.deepmind.names import MADE_OF_PROMPT, Recorder
 from g4conformance.runtimes.deepmind.sampling import Call
 from g4conformance.runtimes.deepmind.watching import Watch
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = dict[str, NDArray[Any]]
 
 
 class Side:

@@ -5,6 +5,7 @@ Both merge pairs of pieces, the best first: a tokenizer.json ranks the pairs, Se
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -52,8 +53,7 @@ def _kind(text: str, special: set[str]) -> Kind:
 
 def sentencepiece_model(described: Mapping[str, Any]) -> bytes:
     """The serialized model: BPE with bytes for what it does not know, and no change to a text but for its spaces."""
-    from sentencepiece import sentencepiece_model_pb2 as format  # installed beside gemma only
-
+    format: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")  # installed beside gemma
     model = format.ModelProto()
     for piece in pieces(described):
         model.pieces.add(piece=piece.text, score=piece.score, type=int(piece.kind))
