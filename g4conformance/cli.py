@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from g4conformance import __version__
-from g4conformance.plugin import (
+from g4conformance.options import (
     SCHEMES,
     add_options,
     add_reference_options,
