@@ -214,6 +214,8 @@ def add_faults_options(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FACTORY",
         help="a runtime of yours: faults at the contract's boundary are put into it",
     )
+    quantized = [scheme for scheme in SCHEMES if scheme != "none"]
+    add("--quant", choices=quantized, help="the shipped runtime in this scheme, made anew for each fault (slow)")
     add("--model", metavar="PATH_OR_ID", help="with --runtime: the checkpoint (default: the bundled tiny one)")
     add("--record", metavar="FILE", help="record every fault's fingerprint over all cases instead, for the diagnosis")
     add("--report", metavar="FILE", help="also write the matrix to FILE, as JSON (.json) or Markdown (.md)")
@@ -224,7 +226,7 @@ def run_faults_command(args: argparse.Namespace) -> int:
     from g4conformance.faults.command import FaultOptions, run_faults
 
     ids, stages = tuple(args.fault), tuple(args.stage)
-    return run_faults(FaultOptions(ids, stages, args.runtime, args.model, args.report, args.record))
+    return run_faults(FaultOptions(ids, stages, args.runtime, args.quant, args.model, args.report, args.record))
 
 
 def told(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
