@@ -2,8 +2,8 @@
 
     PYTHON .../g4conformance/runtimes/llama [--mmproj mmproj.gguf] [--kv f32] text.gguf
 
-is the command; PYTHON is that of an environment with llama-cpp-python and safetensors, in which g4conformance, torch and
-transformers need not be installed. `docs/runtimes.md` says how both files are made of a checkpoint.
+is the command; PYTHON is that of an environment with llama-cpp-python and safetensors, in which g4conformance, torch
+and transformers need not be installed. `docs/runtimes.md` says how both files are made of a checkpoint.
 
 - `ggml.py`: how a tensor lies in ggml's memory
 - `listening.py`: what llama.cpp's eval callback hears of a pass

@@ -16,7 +16,16 @@ from llama_cpp import llama_cpp as native
 from g4conformance.foreign import Request
 from g4conformance.runtimes.llama.instead import Interventions
 from g4conformance.runtimes.llama.listening import Listener
-from g4conformance.runtimes.llama.names import Array, Trace, joined, pass_trace, inputs_trace, prefill_trace, step_trace, wanted
+from g4conformance.runtimes.llama.names import (
+    Array,
+    Trace,
+    inputs_trace,
+    joined,
+    pass_trace,
+    prefill_trace,
+    step_trace,
+    wanted,
+)
 
 KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32}
 GREEDY = {"temperature": 0.0, "repeat_penalty": 1.0}

@@ -44,7 +44,9 @@ def vision_trace(heard: Heard, patches: int) -> Trace:
     patch = round((pixels.shape[1] * pixels.shape[2] / own) ** 0.5)
     trace["pixel_values"] = _padded(patches_of(pixels, patch)[None], patches)
     layers = (name for name in heard if name.startswith("layer_out-"))
-    hidden = {f"vision/layer/{name.removeprefix('layer_out-')}/hidden": _padded(heard[name][0], patches) for name in layers}
+    hidden = {
+        f"vision/layer/{name.removeprefix('layer_out-')}/hidden": _padded(heard[name][0], patches) for name in layers
+    }
     return trace | hidden
 
 
