@@ -28,6 +28,24 @@ stage that is wrong only because an earlier one is wrong has inherited that. Wha
 observed: that is no pass.
 """
 
+# How to start what is behind a command, and what its adapter has to tell it.
+_BEHIND = {
+    "deepmind": """The code of the model's authors, in JAX, behind a command. It wants Python 3.12 and an environment of its own:
+
+    uv venv --python 3.12 deepmind
+    uv pip install --python deepmind/bin/python 'gemma==4.0.1' 'sentencepiece<0.2.2' safetensors
+    g4conformance checkpoint --layout legacy --out published
+    g4conformance verify --runtime-command 'deepmind/bin/python g4conformance/runtimes/deepmind published'
+
+The folder of the last command may be copied with `foreign.py` two levels above it; nothing else of g4conformance is
+needed there. `Gemma4Sampler.sample` is called with the rendered prompt but for its `<bos>`, which the sampler adds, and
+with buffers and padded prompts of `max_seq` rows. It runs compiled, and what its modules take and return comes out by
+callbacks. Sizes, ids of special tokens and the vocabulary are told to it; it knows the published ones only. Two things
+of the bundled checkpoint it cannot express: vision heads of another size than `d_model // num_heads`, which the adapter
+overrides, and separate output bounds of K and V, and of gate and up, of which the wider are taken.
+""",
+}
+
 _TAIL = """## Without an adapter
 
 mlx-vlm and llama.cpp are not judged yet. mlx-vlm runs without a GPU on mlx-cpu, in an environment of its own because of
@@ -113,6 +131,7 @@ def _ids(checks: set[str]) -> str:
 
 def _findings(run: Mapping[str, Any]) -> str:
     lines = [f"## {run['package']}", "", _filled(f"Cases: {', '.join(run['cases'])}."), ""]
+    lines += [_BEHIND[run["runtime"]]] if run["runtime"] in _BEHIND else []
     prose = {finding.id: finding for finding in load_findings()}
     for tried in run["findings"]:
         lines += _argued(prose[tried["id"]], tried)
@@ -124,6 +143,7 @@ def _argued(finding: Finding, tried: Mapping[str, Any]) -> list[str]:
     seen = f"{finding.check} ({before.stage}, {before.mode}) on case `{finding.case}`: {_told(before)}."
     lines = [f"### {finding.says.rstrip('.')}", "", _filled(f"{finding.owner.capitalize()}. Seen first by {seen}"), ""]
     lines += [_filled(finding.argument), ""]
+    lines += [_filled(f"The model's authors: {finding.authors}"), ""] if finding.authors else []
     if "after" in tried:
         lines += [_filled(_cure(finding, Verdict.from_dict(tried["after"]), tried["also_cured"])), ""]
     return lines
