@@ -162,7 +162,7 @@ def test_limits_are_those_of_the_checks(vectors: Path, mine: Path, tmp_path: Pat
 def test_tables_of_another_make_may_differ_by_as_much_as_a_run_allows_them(
     vectors: Path, mine: Path, tmp_path: Path
 ) -> None:
-    """Who answers vectors has kernels of its own: rotary tables are judged as `verify --runtime-command` judges them."""
+    """Who answers vectors has kernels of its own: rotary tables are judged as `verify --runtime-command` does."""
     folder, name = copied(mine, tmp_path / "mine"), "rope/full_attention/cos"
     (limit,) = open_vectors(vectors)[0].manifest["tensors"][TRACE][name]["limits"]
     assert (limit["check"], limit["budget"]) == ("G4-ROPE-01", "rounding")

@@ -30,7 +30,8 @@ observed: that is no pass.
 
 # How to start what is behind a command, and what its adapter has to tell it.
 _BEHIND = {
-    "deepmind": """The code of the model's authors, in JAX, behind a command. It wants Python 3.12 and an environment of its own:
+    "deepmind": """The code of the model's authors, in JAX, behind a command. It wants Python 3.12 and an environment of
+its own:
 
     uv venv --python 3.12 deepmind
     uv pip install --python deepmind/bin/python 'gemma==4.0.1' 'sentencepiece<0.2.2' safetensors
@@ -44,16 +45,32 @@ callbacks. Sizes, ids of special tokens and the vocabulary are told to it; it kn
 of the bundled checkpoint it cannot express: vision heads of another size than `d_model // num_heads`, which the adapter
 overrides, and separate output bounds of K and V, and of gate and up, of which the wider are taken.
 """,
+    "llama": """llama.cpp on a CPU, behind a command. llama-cpp-python is built from source, in tens of minutes on two
+cores. The converter is in the same source; it wants torch and transformers, and takes a checkpoint as it is:
+
+    pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
+    tar xf llama_cpp_python-0.3.36.tar.gz
+    python -m venv llama
+    llama/bin/pip install ./llama_cpp_python-0.3.36 safetensors
+    CONVERT=llama_cpp_python-0.3.36/vendor/llama.cpp/convert_hf_to_gguf.py
+    python $CONVERT CHECKPOINT --outtype f32 --outfile text.gguf
+    python $CONVERT CHECKPOINT --outtype f32 --outfile mmproj.gguf --mmproj
+    SIDE='llama/bin/python g4conformance/runtimes/llama --mmproj mmproj.gguf text.gguf'
+    g4conformance verify --runtime-command "$SIDE"
+
+`Llama` is used with its defaults and a context of `max_seq` rows: `tokenize`, `eval`, `create_completion` at
+temperature 0, its greedy sampler, and `Gemma4ChatHandler` for a prompt with a picture. llama.cpp names every tensor of
+its graphs to a callback, and those that the contract knows are copied: masks, the cache itself, logits. Of rotary
+tables it has none; they are the angles by which it has turned queries. Without `--mmproj`, prompts with pictures raise
+an error.
+""",
 }
 
 _TAIL = """## Without an adapter
 
-mlx-vlm and llama.cpp are not judged yet. mlx-vlm runs without a GPU on mlx-cpu, in an environment of its own because of
-its size; it is made of Python modules, at which spies look as they do here, and reads `global_head_dim` from the
-published layout. llama.cpp through llama-cpp-python is built from source; its converter of the same commit makes GGUF
-of a checkpoint in the published layout whose tokenizer has at least one merge, its eval callback names intermediate
-tensors of text and vision, and K/V in float16, the default, is another scheme than float32. Both are to be driven as
-another process.
+mlx-vlm is not judged yet. It runs without a GPU on mlx-cpu, in an environment of its own because of its size; it is
+made of Python modules, at which spies look as they do here, and reads `global_head_dim` from the published layout. It
+is to be driven as another process.
 """
 
 _STAGES = [stage for stage in Stage if stage is not Stage.QUANTIZATION]

@@ -28,11 +28,10 @@ def main() -> None:
     from g4conformance.foreign import serve
     from g4conformance.runtimes.llama.instead import INSTEAD
     from g4conformance.runtimes.llama.pictures import PictureRuntime
-    from g4conformance.runtimes.llama.text import KV_TYPES, TextRuntime
+    from g4conformance.runtimes.llama.text import TextRuntime
 
     parser = argparse.ArgumentParser(prog="llama", description="llama.cpp as a runtime under test")
     parser.add_argument("--mmproj", help="the GGUF file of the vision tower; without it, prompts with pictures raise")
-    parser.add_argument("--kv", choices=KV_TYPES, help="type of K and V in the cache, f16 if not given")
     parser.add_argument("--instead", action="append", default=[], choices=INSTEAD, help="an intervention")
     parser.add_argument("model", metavar="text.gguf")
     parser.add_argument("folders", nargs="+", help="a request's folder; or recorded vectors, and where to answer them")
@@ -40,12 +39,11 @@ def main() -> None:
 
     def run(request: Request) -> Trace:
         if not request.images:
-            return TextRuntime(options.model, request.max_seq, options.kv, options.instead).answer(request)
+            return TextRuntime(options.model, request.max_seq, options.instead).answer(request)
         if options.mmproj is None:
             raise NotImplementedError("a prompt with a picture needs --mmproj")
-        return PictureRuntime(
-            options.model, options.mmproj, request.max_seq, options.kv, options.instead
-        ).answer_picture(request)
+        runtime = PictureRuntime(options.model, options.mmproj, request.max_seq, options.instead)
+        return runtime.answer_picture(request)
 
     serve(run, options.folders)
 

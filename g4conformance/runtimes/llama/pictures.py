@@ -25,8 +25,8 @@ _PADDING = 0  # the row of per-layer embeddings that llama.cpp takes for a pictu
 class PictureRuntime(TextRuntime):
     """llama.cpp with a model and its vision tower."""
 
-    def __init__(self, model: str, mmproj: str, rows: int, kv: str | None = None, instead: Sequence[str] = ()) -> None:
-        super().__init__(model, rows, kv, instead)
+    def __init__(self, model: str, mmproj: str, rows: int, instead: Sequence[str] = ()) -> None:
+        super().__init__(model, rows, instead)
         self.instead = instead
         self.seer = Listener("inp_raw_scaled", wanted_of_vision, Interventions([i for i in instead if i != "causal"]))
         self._see = native.ggml_backend_sched_eval_callback(self.seer.hear)

@@ -27,7 +27,6 @@ from g4conformance.runtimes.llama.names import (
     wanted,
 )
 
-KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32}
 GREEDY = {"temperature": 0.0, "repeat_penalty": 1.0}
 _STOP_TOKEN, _MAX_NEW_TOKENS, _MAX_SEQ = range(3)
 
@@ -36,20 +35,19 @@ class TextRuntime:
     """llama.cpp with one model, listened to.
 
     Attributes:
-        llama: what users have. Its defaults are left as they are, but for the type of K/V if one is asked for.
+        llama: what users have. Its defaults are left as they are, K and V in float16 among them.
     """
 
-    def __init__(self, model: str, rows: int, kv: str | None = None, instead: Sequence[str] = ()) -> None:
+    def __init__(self, model: str, rows: int, instead: Sequence[str] = ()) -> None:
         """
         Args:
             model: a GGUF file.
             rows: of the context that is asked for; llama.cpp rounds it up.
-            kv: "f16" or "f32"; llama-cpp-python's own choice if None.
             instead: names of interventions.
         """
         self.listener = Listener("embd", wanted, Interventions(instead))
         self._hear = llama_cpp.ggml_backend_sched_eval_callback(self.listener.hear)
-        kind = None if kv is None else KV_TYPES[kv]
+        kind = llama_cpp.GGML_TYPE_F32 if "kv-f32" in instead else None
         with calling_back(native, "llama_context_default_params", self._hear):
             self.llama = Llama(model, n_ctx=rows, type_k=kind, type_v=kind, verbose=False)
 

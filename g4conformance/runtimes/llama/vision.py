@@ -11,7 +11,7 @@ from g4conformance.runtimes.llama.names import Array, Trace
 
 # By name without the layer's number: which of the operation's inputs are of interest too.
 _WANTED: dict[str, tuple[int, ...]] = {
-    "inp_raw_scaled": (0,),  # the pixels before they are scaled
+    "inp_raw_scaled": (),  # pixels, from [0, 1] to [-1, 1]
     "pos_embd": (),
     "layer_out": (),
     "pooled": (),
@@ -40,7 +40,7 @@ def vision_trace(heard: Heard, patches: int) -> Trace:
         trace["vision/patch_embeds"] = embeds
     if own > patches:
         return trace
-    pixels = heard["inp_raw_scaled:0"][0]
+    pixels = (heard["inp_raw_scaled"][0] + 1) / 2
     patch = round((pixels.shape[1] * pixels.shape[2] / own) ** 0.5)
     trace["pixel_values"] = _padded(patches_of(pixels, patch)[None], patches)
     layers = (name for name in heard if name.startswith("layer_out-"))
