@@ -63,6 +63,20 @@ temperature 0, its greedy sampler, and `Gemma4ChatHandler` for a prompt with a p
 its graphs to a callback, and those that the contract knows are copied: masks, the cache itself, logits. Of rotary
 tables it has none; they are the angles by which it has turned queries. Without `--mmproj`, prompts with pictures raise
 an error.
+
+The bundled vision tower cannot be run (below). On a copy of the checkpoint whose vision heads are as wide as the hidden
+size divided by their number, with random weights, case `image-middle` shows three things more. With K and V in float32:
+
+- 80 soft tokens, not 63: a picture is resized if it is below 70 tokens or above 1,120, and not to the processor's
+  `max_soft_tokens`. By design; mtmd has parameters for it, the chat handler has none (`--instead image-tokens`).
+- Rows of a picture see each other both ways on sliding layers, unless the hidden size is 1,536 or 2,560, whatever
+  `use_bidirectional_attention` says. A bug, which spares published checkpoints. Logits are off by 1.1, and by 0.0045
+  without it (`--instead causal`).
+- QuickGELU in the tower: the converter does not write which activation it has, and that is what clip takes then. A bug;
+  the config says `gelu_pytorch_tanh`, and the model's authors' code has it. `visual_embeds` are off by 0.024, and by
+  0.00032 with GELU in float32 (`--instead gelu`, which is in the decoder too: logits are then off by 2.1e-5).
+
+Pixels of a picture that needs no resizing are equal.
 """,
 }
 

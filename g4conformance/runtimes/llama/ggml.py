@@ -9,7 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DIMS, _OP_PARAMS, _SOURCES, _NAME = 4, 16, 10, 64
-_DTYPES = {0: np.dtype(np.float32), 1: np.dtype(np.float16), 26: np.dtype(np.int32)}  # by `enum ggml_type`
+_DTYPES: dict[int, np.dtype[Any]] = {
+    0: np.dtype(np.float32),
+    1: np.dtype(np.float16),
+    26: np.dtype(np.int32),
+}  # by `enum ggml_type`
 
 
 class Tensor(ctypes.Structure):

@@ -72,7 +72,8 @@ class Listener:
     @contextmanager
     def listening(self) -> Iterator[list[Heard]]:
         """The passes that are made meanwhile, each a dict of arrays; those that entered an operation as `name:i`."""
-        self._passes = passes = []
+        passes: list[Heard] = []
+        self._passes = passes
         try:
             yield passes
         finally:
