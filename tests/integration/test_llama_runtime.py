@@ -75,7 +75,7 @@ def test_with_gelu_and_k_and_v_in_float32_nothing_is_wrong() -> None:
 
 def test_a_tower_with_heads_of_another_width_ends_the_process() -> None:
     found = verdicts("image-middle")
-    assert {verdict.status for verdict in found} <= {Status.ERROR, Status.INHERITED, Status.NOT_APPLICABLE}
+    assert Status.PASS not in {verdict.status for verdict in found}
     assert any("SIGABRT" in verdict.where for verdict in found)
 
 
