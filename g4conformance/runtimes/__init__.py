@@ -1,4 +1,6 @@
-"""Adapters for runtimes that exist, one file each; `make(checkpoint)` of each returns one as a `Runtime`.
+"""Adapters for runtimes that exist.
 
-What a runtime needs is installed by the extra of its file's name. Nothing here is imported before it is asked for.
+One file each: `make(checkpoint)` returns the runtime as a `Runtime`, and the extra of the file's name installs it. One
+folder each: the foreign side of a runtime in an environment of its own, for `--runtime-command`; that interpreter
+starts the folder. Nothing here is imported before it is asked for.
 """

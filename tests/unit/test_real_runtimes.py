@@ -26,7 +26,8 @@ from g4conformance.runtimes.tico import by_position, turned
 from g4conformance.runtimes.unpadded import OwnInputs, UnpaddedRuntime
 from g4conformance.stages import Stage
 from g4conformance.trace import Recorder
-from tools.runtimes.findings import load_findings
+from tools.runtimes.commands import BEHIND
+from tools.runtimes.findings import Finding, load_findings
 from tools.runtimes.interventions import INTERVENTIONS
 from tools.runtimes.page import page
 from tools.runtimes.run import CASES, RUNTIMES
@@ -236,7 +237,15 @@ def test_findings_speak_of_what_there_is() -> None:
 
 
 def test_interventions_are_told_in_words_and_words_are_done() -> None:
-    assert {finding.id for finding in load_findings() if finding.intervention} == INTERVENTIONS.keys()
+    findings = load_findings()
+    assert {f.id for f in findings if f.intervention} == INTERVENTIONS.keys() | {f.id for f in findings if f.instead}
+    assert all(finding.runtime in BEHIND for finding in findings if finding.instead)
+
+
+@pytest.mark.parametrize("finding", [f for f in load_findings() if f.instead], ids=lambda finding: finding.id)
+def test_interventions_of_a_foreign_side_are_options_of_it(finding: Finding) -> None:
+    side = Path(__file__).parents[2] / "g4conformance" / "runtimes" / finding.runtime / "instead.py"
+    assert all(f'"{name}":' in side.read_text() for name in finding.instead)
 
 
 def verdict(status: Status, ratio: float = 0.5, check: str = "G4-ROPE-01", case: str = "a") -> Verdict:
@@ -293,6 +302,25 @@ def test_a_finding_shows_the_check_before_and_after(after: Status, ending: str) 
     assert f"Intervention: {finding.intervention}. {ending}" in flowing
     assert "With it pass G4-MASK-01." in flowing
     assert "Not argued yet" not in text
+
+
+def test_a_finding_is_told_with_what_the_model_s_authors_do() -> None:
+    finding = next(finding for finding in load_findings() if finding.authors and finding.intervention)
+    failed = verdict(Status.FAIL, 3.0, finding.check)
+    text = page([a_run([failed], [{"id": finding.id, "before": failed.as_dict()}])])
+    assert f"The model's authors: {finding.authors}" in " ".join(text.split())
+
+
+def test_a_runtime_behind_a_command_is_told_with_how_to_start_it() -> None:
+    text = page([a_run([verdict(Status.PASS)]) | {"runtime": name} for name in BEHIND])
+    assert all(f"g4conformance/runtimes/{name}" in text for name in BEHIND)
+
+
+def test_an_interpreter_that_nobody_has_named_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for behind in BEHIND.values():
+        monkeypatch.delenv(behind.variable, raising=False)
+        with pytest.raises(ConformanceError, match=behind.variable):
+            behind.interpreter()
 
 
 def test_the_page_in_docs_is_of_every_runtime() -> None:

@@ -32,7 +32,9 @@ class Finding:
         check, case, mode: where it shows first.
         says: what differs. argument: why it is the owner's.
         intervention: what is changed to make it vanish, in words; empty where nothing can be.
+        instead: the interventions of a foreign side that do that.
         also: other checks that fail for the same reason.
+        authors: what the code of the model's authors does there, gemma 4.0.1; empty where it has nothing to say.
     """
 
     id: str
@@ -44,16 +46,18 @@ class Finding:
     says: str
     argument: str
     intervention: str = ""
+    instead: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    authors: str = ""
 
 
 def load_findings() -> list[Finding]:
     """All of them, in the order of the file."""
     return [
-        Finding(id, **{**entry, "mode": Mode(entry["mode"]), "owner": Owner(entry["owner"]), "also": _also(entry)})
+        Finding(id, **{**entry, "mode": Mode(entry["mode"]), "owner": Owner(entry["owner"]), **_several(entry)})
         for id, entry in tomllib.loads(_FILE.read_text()).items()
     ]
 
 
-def _also(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(entry.get("also", ()))
+def _several(entry: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(entry.get(name, ())) for name in ("also", "instead")}

@@ -28,14 +28,63 @@ stage that is wrong only because an earlier one is wrong has inherited that. Wha
 observed: that is no pass.
 """
 
+# How to start what is behind a command, and what its adapter has to tell it.
+_BEHIND = {
+    "deepmind": """The code of the model's authors, in JAX, behind a command. It wants Python 3.12 and an environment of
+its own:
+
+    uv venv --python 3.12 deepmind
+    uv pip install --python deepmind/bin/python 'gemma==4.0.1' 'sentencepiece<0.2.2' safetensors
+    g4conformance checkpoint --layout legacy --out published
+    g4conformance verify --runtime-command 'deepmind/bin/python g4conformance/runtimes/deepmind published'
+
+The folder of the last command may be copied with `foreign.py` two levels above it; nothing else of g4conformance is
+needed there. `Gemma4Sampler.sample` is called with the rendered prompt but for its `<bos>`, which the sampler adds, and
+with buffers and padded prompts of `max_seq` rows. It runs compiled, and what its modules take and return comes out by
+callbacks. Sizes, ids of special tokens and the vocabulary are told to it; it knows the published ones only. Two things
+of the bundled checkpoint it cannot express: vision heads of another size than `d_model // num_heads`, which the adapter
+overrides, and separate output bounds of K and V, and of gate and up, of which the wider are taken.
+""",
+    "llama": """llama.cpp on a CPU, behind a command. llama-cpp-python is built from source, in tens of minutes on two
+cores. The converter is in the same source; it wants torch and transformers, and takes a checkpoint as it is:
+
+    pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
+    tar xf llama_cpp_python-0.3.36.tar.gz
+    python -m venv llama
+    llama/bin/pip install ./llama_cpp_python-0.3.36 safetensors
+    CONVERT=llama_cpp_python-0.3.36/vendor/llama.cpp/convert_hf_to_gguf.py
+    python $CONVERT CHECKPOINT --outtype f32 --outfile text.gguf
+    python $CONVERT CHECKPOINT --outtype f32 --outfile mmproj.gguf --mmproj
+    SIDE='llama/bin/python g4conformance/runtimes/llama --mmproj mmproj.gguf text.gguf'
+    g4conformance verify --runtime-command "$SIDE"
+
+`Llama` is used with its defaults and a context of `max_seq` rows: `tokenize`, `eval`, `create_completion` at
+temperature 0, its greedy sampler, and `Gemma4ChatHandler` for a prompt with a picture. llama.cpp names every tensor of
+its graphs to a callback, and those that the contract knows are copied: masks, the cache itself, logits. Of rotary
+tables it has none; they are the angles by which it has turned queries. Without `--mmproj`, prompts with pictures raise
+an error.
+
+The bundled vision tower cannot be run (below). On a copy of the checkpoint whose vision heads are as wide as the hidden
+size divided by their number, with random weights, case `image-middle` shows three things more. With K and V in float32:
+
+- 80 soft tokens, not 63: a picture is resized if it is below 70 tokens or above 1,120, and not to the processor's
+  `max_soft_tokens`. By design; mtmd has parameters for it, the chat handler has none (`--instead image-tokens`).
+- Rows of a picture see each other both ways on sliding layers, unless the hidden size is 1,536 or 2,560, whatever
+  `use_bidirectional_attention` says. A bug, which spares published checkpoints. Logits are off by 1.1, and by 0.0045
+  without it (`--instead causal`).
+- QuickGELU in the tower: the converter does not write which activation it has, and that is what clip takes then. A bug;
+  the config says `gelu_pytorch_tanh`, and the model's authors' code has it. `visual_embeds` are off by 0.024, and by
+  0.00032 with GELU in float32 (`--instead gelu`, which is in the decoder too: logits are then off by 2.1e-5).
+
+Pixels of a picture that needs no resizing are equal.
+""",
+}
+
 _TAIL = """## Without an adapter
 
-mlx-vlm and llama.cpp are not judged yet. mlx-vlm runs without a GPU on mlx-cpu, in an environment of its own because of
-its size; it is made of Python modules, at which spies look as they do here, and reads `global_head_dim` from the
-published layout. llama.cpp through llama-cpp-python is built from source; its converter of the same commit makes GGUF
-of a checkpoint in the published layout whose tokenizer has at least one merge, its eval callback names intermediate
-tensors of text and vision, and K/V in float16, the default, is another scheme than float32. Both are to be driven as
-another process.
+mlx-vlm is not judged yet. It runs without a GPU on mlx-cpu, in an environment of its own because of its size; it is
+made of Python modules, at which spies look as they do here, and reads `global_head_dim` from the published layout. It
+is to be driven as another process.
 """
 
 _STAGES = [stage for stage in Stage if stage is not Stage.QUANTIZATION]
@@ -113,6 +162,7 @@ def _ids(checks: set[str]) -> str:
 
 def _findings(run: Mapping[str, Any]) -> str:
     lines = [f"## {run['package']}", "", _filled(f"Cases: {', '.join(run['cases'])}."), ""]
+    lines += [_BEHIND[run["runtime"]]] if run["runtime"] in _BEHIND else []
     prose = {finding.id: finding for finding in load_findings()}
     for tried in run["findings"]:
         lines += _argued(prose[tried["id"]], tried)
@@ -124,6 +174,7 @@ def _argued(finding: Finding, tried: Mapping[str, Any]) -> list[str]:
     seen = f"{finding.check} ({before.stage}, {before.mode}) on case `{finding.case}`: {_told(before)}."
     lines = [f"### {finding.says.rstrip('.')}", "", _filled(f"{finding.owner.capitalize()}. Seen first by {seen}"), ""]
     lines += [_filled(finding.argument), ""]
+    lines += [_filled(f"The model's authors: {finding.authors}"), ""] if finding.authors else []
     if "after" in tried:
         lines += [_filled(_cure(finding, Verdict.from_dict(tried["after"]), tried["also_cured"])), ""]
     return lines

@@ -15,10 +15,13 @@ from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.judging.verdict import Verdict
 from g4conformance.runtime.contract import Runtime
 from g4conformance.session import ConformanceSession, RunOptions
+from g4conformance.vectors.elsewhere import Elsewhere
+from tools.runtimes.commands import BEHIND, command
 from tools.runtimes.findings import Finding, load_findings
 from tools.runtimes.interventions import INTERVENTIONS
 
-RUNTIMES = {"codex": "gemma4-pytorch-codex", "claude": "gemma4-pt-claude", "tico": "tico"}
+IN_PROCESS = {"codex": "gemma4-pytorch-codex", "claude": "gemma4-pt-claude", "tico": "tico"}
+RUNTIMES = IN_PROCESS | {name: behind.package for name, behind in BEHIND.items()}
 # Every feature once; the others repeat it at other lengths.
 CASES = (
     "text-only",
@@ -41,10 +44,9 @@ def judged(name: str, cases: Sequence[str]) -> dict[str, Any]:
     session = _session(checkpoint, _made(name, checkpoint), cases)
     verdicts = [verdict for case in session.cases for verdict in session.verdicts(case)]
     mine = [finding for finding in load_findings() if finding.runtime == name and finding.case in session.cases]
-    package = RUNTIMES[name]
     return {
         "runtime": name,
-        "package": f"{package} {importlib.metadata.version(package)}",
+        "package": f"{RUNTIMES[name]} {_version(name)}",
         "setting": session.setting,
         "cases": list(session.cases),
         "verdicts": [verdict.as_dict() for verdict in verdicts],
@@ -52,21 +54,29 @@ def judged(name: str, cases: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _made(name: str, checkpoint: Checkpoint) -> Runtime:
+def _version(name: str) -> str:
+    return BEHIND[name].version() if name in BEHIND else importlib.metadata.version(RUNTIMES[name])
+
+
+def _made(name: str, checkpoint: Checkpoint, instead: Sequence[str] = ()) -> Runtime | Elsewhere:
+    """`instead`: interventions of a runtime behind a command."""
+    if name in BEHIND:
+        return command(name, checkpoint, instead)
     runtime: Runtime = importlib.import_module(f"g4conformance.runtimes.{name}").make(checkpoint)
     return runtime
 
 
-def _session(checkpoint: Checkpoint, runtime: Runtime, cases: Sequence[str]) -> ConformanceSession:
+def _session(checkpoint: Checkpoint, runtime: Runtime | Elsewhere, cases: Sequence[str]) -> ConformanceSession:
     return ConformanceSession(checkpoint, runtime, RunOptions(quant="none", case_names=tuple(cases)))
 
 
 def _tried(finding: Finding, checkpoint: Checkpoint, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     tried: dict[str, Any] = {"id": finding.id, "before": _of(finding, verdicts).as_dict()}
-    if (intervene := INTERVENTIONS.get(finding.id)) is not None:
-        runtime = _made(finding.runtime, checkpoint)
+    if finding.intervention:
         with Patch() as patch:
-            intervene(runtime, checkpoint, patch)
+            runtime = _made(finding.runtime, checkpoint, finding.instead)
+            if finding.id in INTERVENTIONS:
+                INTERVENTIONS[finding.id](runtime, checkpoint, patch)
             after = _session(checkpoint, runtime, [finding.case]).verdicts(finding.case)
         tried["after"] = _of(finding, after).as_dict()
         tried["also_cured"] = sorted(_failing(verdicts, finding.case) - _failing(after, finding.case))
