@@ -26,6 +26,7 @@ from g4conformance.runtimes.tico import by_position, turned
 from g4conformance.runtimes.unpadded import OwnInputs, UnpaddedRuntime
 from g4conformance.stages import Stage
 from g4conformance.trace import Recorder
+from tools.runtimes.elsewhere import ENVIRONMENTS, INSTEAD
 from tools.runtimes.findings import load_findings
 from tools.runtimes.interventions import INTERVENTIONS
 from tools.runtimes.page import page
@@ -228,15 +229,15 @@ def test_layouts_share_what_is_loaded_and_nothing_else(echo: UnpaddedRuntime) ->
 def test_findings_speak_of_what_there_is() -> None:
     known = {case.name for case in load_cases(fixtures_folder() / "cases.yaml")}
     for finding in load_findings():
-        assert finding.runtime in RUNTIMES
+        assert finding.runtime in RUNTIMES | ENVIRONMENTS
         assert {finding.check, *finding.also} <= CHECKS.keys()
         assert finding.mode in CHECKS[finding.check].modes
-        assert finding.case in CASES
+        assert finding.case in known
     assert set(CASES) <= known
 
 
 def test_interventions_are_told_in_words_and_words_are_done() -> None:
-    assert {finding.id for finding in load_findings() if finding.intervention} == INTERVENTIONS.keys()
+    assert {finding.id for finding in load_findings() if finding.intervention} == INTERVENTIONS.keys() | INSTEAD.keys()
 
 
 def verdict(status: Status, ratio: float = 0.5, check: str = "G4-ROPE-01", case: str = "a") -> Verdict:
@@ -297,4 +298,5 @@ def test_a_finding_shows_the_check_before_and_after(after: Status, ending: str) 
 
 def test_the_page_in_docs_is_of_every_runtime() -> None:
     text = (Path(__file__).parents[2] / "docs" / "runtimes.md").read_text()
-    assert all(f"{package} " in text for package in RUNTIMES.values())
+    elsewhere = [environment.package for environment in ENVIRONMENTS.values()]
+    assert all(f"{package} " in text for package in (*RUNTIMES.values(), *elsewhere))

@@ -1,9 +1,11 @@
 """Judges a real runtime and tries what makes its disagreements vanish, or writes the page about all of them.
 
     python -m tools.runtimes run --runtime codex --out codex.json
-    python -m tools.runtimes page codex.json claude.json tico.json --out docs/runtimes.md
+    python -m tools.runtimes run --runtime mlx --python mlx/bin/python --out mlx.json
+    python -m tools.runtimes page codex.json claude.json tico.json mlx.json --out docs/runtimes.md
 
-`run` needs the runtime's extra and takes minutes; `page` needs nothing but what `run` wrote.
+`run` needs the runtime's extra, or the interpreter of its own environment, and takes minutes; `page` needs nothing but
+what `run` wrote.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import json
 import sys
 from pathlib import Path
 
+from tools.runtimes.elsewhere import ENVIRONMENTS
 from tools.runtimes.page import page
-from tools.runtimes.run import CASES, RUNTIMES, judged
+from tools.runtimes.run import RUNTIMES, judged
 
 
 def main() -> int:
     options = _options()
     if options.command == "run":
-        found = judged(options.runtime, tuple(options.case) or CASES)
+        found = judged(options.runtime, tuple(options.case), options.python)
         options.out.write_text(json.dumps(found, indent=1))
     else:
         options.out.write_text(page([json.loads(path.read_text()) for path in options.files]))
@@ -31,7 +34,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.runtimes", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="judge a runtime and try interventions; writes JSON")
-    run.add_argument("--runtime", choices=RUNTIMES, required=True)
+    run.add_argument("--runtime", choices=(*RUNTIMES, *ENVIRONMENTS), required=True)
+    run.add_argument("--python", default=sys.executable, metavar="PYTHON", help="the runtime's own interpreter")
     run.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; may be repeated")
     run.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     write = commands.add_parser("page", help="write Markdown from what runs wrote")

@@ -9,6 +9,7 @@ from typing import Any
 
 from g4conformance.judging.verdict import Status, Verdict
 from g4conformance.stages import Stage
+from tools.runtimes.elsewhere import ENVIRONMENTS, how_to_run
 from tools.runtimes.findings import Finding, load_findings
 
 _HEAD = """# Real runtimes under test
@@ -30,12 +31,10 @@ observed: that is no pass.
 
 _TAIL = """## Without an adapter
 
-mlx-vlm and llama.cpp are not judged yet. mlx-vlm runs without a GPU on mlx-cpu, in an environment of its own because of
-its size; it is made of Python modules, at which spies look as they do here, and reads `global_head_dim` from the
-published layout. llama.cpp through llama-cpp-python is built from source; its converter of the same commit makes GGUF
-of a checkpoint in the published layout whose tokenizer has at least one merge, its eval callback names intermediate
-tensors of text and vision, and K/V in float16, the default, is another scheme than float32. Both are to be driven as
-another process.
+llama.cpp is not judged yet. llama.cpp through llama-cpp-python is built from source; its converter of the same commit
+makes GGUF of a checkpoint in the published layout whose tokenizer has at least one merge, its eval callback names
+intermediate tensors of text and vision, and K/V in float16, the default, is another scheme than float32. It is to be
+driven as another process.
 """
 
 _STAGES = [stage for stage in Stage if stage is not Stage.QUANTIZATION]
@@ -113,6 +112,8 @@ def _ids(checks: set[str]) -> str:
 
 def _findings(run: Mapping[str, Any]) -> str:
     lines = [f"## {run['package']}", "", _filled(f"Cases: {', '.join(run['cases'])}."), ""]
+    if run["runtime"] in ENVIRONMENTS:
+        lines += how_to_run(run["runtime"])
     prose = {finding.id: finding for finding in load_findings()}
     for tried in run["findings"]:
         lines += _argued(prose[tried["id"]], tried)

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 
 from g4conformance.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from g4conformance.checkpoints.published import published_folder
 from g4conformance.faults.patching import Patch
 from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.judging.verdict import Verdict
 from g4conformance.runtime.contract import Runtime
-from g4conformance.session import ConformanceSession, RunOptions
+from g4conformance.session import ConformanceSession, RunOptions, cache_folder
+from g4conformance.vectors.elsewhere import CommandRuntime
+from tools.runtimes.elsewhere import ENVIRONMENTS, INSTEAD, command, version
 from tools.runtimes.findings import Finding, load_findings
 from tools.runtimes.interventions import INTERVENTIONS
 
@@ -34,39 +37,58 @@ CASES = (
 )
 
 
-def judged(name: str, cases: Sequence[str]) -> dict[str, Any]:
-    """What the page needs of a runtime, as plain data: setting, verdicts, and findings before and after."""
+def judged(name: str, cases: Sequence[str] = (), python: str = "") -> dict[str, Any]:
+    """What the page needs of a runtime, as plain data: setting, verdicts, and findings before and after.
+
+    Args:
+        cases: if none, each feature once, and those on which something was found.
+        python: the interpreter of a runtime's own environment.
+    """
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(bundled_checkpoint())
-    session = _session(checkpoint, _made(name, checkpoint), cases)
+    told = [finding for finding in load_findings() if finding.runtime == name]
+    session = _session(checkpoint, _made(name, checkpoint, python), cases or _all_cases(told))
     verdicts = [verdict for case in session.cases for verdict in session.verdicts(case)]
-    mine = [finding for finding in load_findings() if finding.runtime == name and finding.case in session.cases]
-    package = RUNTIMES[name]
+    mine = [finding for finding in told if finding.case in session.cases]
     return {
         "runtime": name,
-        "package": f"{package} {importlib.metadata.version(package)}",
+        "package": _package(name, python),
         "setting": session.setting,
         "cases": list(session.cases),
         "verdicts": [verdict.as_dict() for verdict in verdicts],
-        "findings": [_tried(finding, checkpoint, verdicts) for finding in mine],
+        "findings": [_tried(finding, checkpoint, verdicts, python) for finding in mine],
     }
 
 
-def _made(name: str, checkpoint: Checkpoint) -> Runtime:
+def _all_cases(told: Sequence[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*CASES, *(finding.case for finding in told))))
+
+
+def _package(name: str, python: str) -> str:
+    if name in ENVIRONMENTS:
+        return f"{ENVIRONMENTS[name].package} {version(name, python)}"
+    return f"{RUNTIMES[name]} {importlib.metadata.version(RUNTIMES[name])}"
+
+
+def _made(name: str, checkpoint: Checkpoint, python: str, instead: str | None = None) -> Runtime | CommandRuntime:
+    if name in ENVIRONMENTS:
+        folder = published_folder(checkpoint.name, cache_folder())
+        return CommandRuntime(command(name, python, folder, instead), timeout=600.0)
     runtime: Runtime = importlib.import_module(f"g4conformance.runtimes.{name}").make(checkpoint)
     return runtime
 
 
-def _session(checkpoint: Checkpoint, runtime: Runtime, cases: Sequence[str]) -> ConformanceSession:
+def _session(checkpoint: Checkpoint, runtime: Runtime | CommandRuntime, cases: Sequence[str]) -> ConformanceSession:
     return ConformanceSession(checkpoint, runtime, RunOptions(quant="none", case_names=tuple(cases)))
 
 
-def _tried(finding: Finding, checkpoint: Checkpoint, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def _tried(finding: Finding, checkpoint: Checkpoint, verdicts: Sequence[Verdict], python: str) -> dict[str, Any]:
     tried: dict[str, Any] = {"id": finding.id, "before": _of(finding, verdicts).as_dict()}
-    if (intervene := INTERVENTIONS.get(finding.id)) is not None:
-        runtime = _made(finding.runtime, checkpoint)
+    if finding.id in INTERVENTIONS or finding.id in INSTEAD:
+        runtime = _made(finding.runtime, checkpoint, python, INSTEAD.get(finding.id))
         with Patch() as patch:
-            intervene(runtime, checkpoint, patch)
+            if (intervene := INTERVENTIONS.get(finding.id)) is not None:
+                intervene(runtime, checkpoint, patch)
             after = _session(checkpoint, runtime, [finding.case]).verdicts(finding.case)
         tried["after"] = _of(finding, after).as_dict()
         tried["also_cured"] = sorted(_failing(verdicts, finding.case) - _failing(after, finding.case))

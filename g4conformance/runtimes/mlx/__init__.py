@@ -2,6 +2,6 @@
 
     PYTHON .../g4conformance/runtimes/mlx CHECKPOINT
 
-is the command; PYTHON is that of an environment with mlx-vlm, and CHECKPOINT a folder in the published layout. Nothing
-here needs g4conformance, torch or numpy beyond what that environment has.
+is the command; PYTHON is that of an environment with mlx-vlm, and CHECKPOINT a folder in the published layout. Of
+g4conformance it takes `foreign.py` and what lies here, installed or not.
 """

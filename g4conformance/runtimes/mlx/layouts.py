@@ -60,7 +60,7 @@ def visible(mask: AttentionMask, positions: Array, queries: int, total: int) -> 
 
 
 def tables_of(rotated: Array) -> tuple[Array, Array]:
-    """cos and sin [1, n, D] of a rotation that made `rotated` [1, 1, n, D] of ones in a head's first half, then zeros."""
+    """cos and sin [1, n, D] of a rotation that made `rotated` [1, 1, n, D] of ones in half a head, and zeros behind."""
     cos, sin = np.split(rotated[:, 0], 2, axis=-1)
     return np.concatenate([cos, cos], axis=-1), np.concatenate([sin, sin], axis=-1)
 

@@ -14,23 +14,36 @@ from mlx_vlm.sample_utils import make_sampler
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
 from g4conformance.foreign import STOP_REASONS, Request
-from g4conformance.runtimes.mlx.layouts import Array, padded, patches_of
-from g4conformance.runtimes.mlx.watch import Watch, spied
+from g4conformance.runtimes.mlx.instead import (
+    GIVEN_PIXELS,
+    PAD_AT_PICTURES,
+    PICTURES,
+    given_pixels,
+    look_up_pad_at_pictures,
+)
+from g4conformance.runtimes.mlx.layouts import Array, padded
+from g4conformance.runtimes.mlx.watch import Rotated, Watch, spied
 
 
 class Side:
-    """Answers requests with what mlx-vlm yields of `checkpoint`, loaded once, in the first request's dtype."""
+    """Answers requests with what mlx-vlm yields of `checkpoint`, or with what it would yield.
 
-    def __init__(self, checkpoint: Path, changes: frozenset[str] = frozenset()) -> None:
-        self.changes = changes
+    Args:
+        instead: names of `INSTEAD`.
+    """
+
+    def __init__(self, checkpoint: Path, instead: frozenset[str] = frozenset()) -> None:
+        self.instead = instead
         self.model, self.processor = load(str(checkpoint))
 
     def __call__(self, request: Request) -> dict[str, Array]:
         self.model.set_dtype(getattr(mx, request.manifest["provenance"]["dtype"]))
+        if PAD_AT_PICTURES in self.instead:
+            look_up_pad_at_pictures(self.model, request.facts["pad_token_id"])
         inputs = self._prepared(request)
         found = self._run(request, dict(inputs)) | self._generated(request, inputs) | self._selected(request)
         if request.prompt is not None:
-            found |= self._shown(request, inputs)
+            found |= self._shown(inputs)
         return self._in_static_buffers(request, found)
 
     # --- what is asked of it -----------------------------------------------------------------------------------------
@@ -39,12 +52,18 @@ class Side:
         """What mlx-vlm's own `stream_generate` has prepared of prompt and pictures; a case of ids is given as such."""
         if request.prompt is None:
             return {"input_ids": mx.array(request.inputs["input_ids"][:, : request.valid_length])}
-        return prepare_inputs(
+        inputs = prepare_inputs(
             self.processor,
-            images=[str(path) for path in request.images] or None,
+            images=self._pictures(request),
             prompts=request.prompt,
             add_special_tokens=should_add_special_tokens(self.model.config.model_type, self.processor),
         )
+        return inputs | given_pixels(request) if GIVEN_PIXELS in self.instead else inputs
+
+    def _pictures(self, request: Request) -> list[Any] | None:
+        """Their paths, as of the command line's `--image`."""
+        hand_over = next((PICTURES[name] for name in PICTURES if name in self.instead), str)
+        return [hand_over(path) for path in request.images] or None
 
     def _run(self, request: Request, inputs: dict[str, Any]) -> dict[str, Array]:
         """Prefill and the decode steps, by the generation that users call; only the choice of tokens is ours."""
@@ -70,16 +89,21 @@ class Side:
                 **inputs,
             ):
                 pass
-        return watch.tensors(rotated)
+        return watch.tensors(unit_rotated)
 
     def _generated(self, request: Request, inputs: dict[str, Any]) -> dict[str, Array]:
         """It knows no buffers that fill up, so it is asked for no more than they hold."""
         room = request.max_seq - request.valid_length + 1  # the last token is chosen, but never fed
-        given = {"input_ids": inputs["input_ids"]} if request.prompt is None else {}
-        images = [str(path) for path in request.images] or None
         asked = min(request.gen_steps, room)
+        given = inputs if request.prompt is None or GIVEN_PIXELS in self.instead else {}
         result = generate(
-            self.model, self.processor, request.prompt or "", images, max_tokens=asked, temperature=0.0, **given
+            self.model,
+            self.processor,
+            request.prompt or "",
+            self._pictures(request),
+            max_tokens=asked,
+            temperature=0.0,
+            **given,
         )
         if result.finish_reason == "stop":
             reason = "stop_token"
@@ -101,19 +125,14 @@ class Side:
             "generation/select/stops": np.array([stops(token) for token in tokens.tolist()]),
         }
 
-    def _shown(self, request: Request, inputs: dict[str, Any]) -> dict[str, Array]:
-        """What it made of the prompt; a picture as patches, though it keeps it whole."""
+    def _shown(self, inputs: dict[str, Any]) -> dict[str, Array]:
+        """What it made of the prompt; pictures are seen where they enter the vision tower."""
         ids = as_numpy(inputs["input_ids"])
-        found = {
+        return {
             "input_ids": ids,
             "attention_mask": as_numpy(inputs["attention_mask"]).astype(bool),
             "valid_length": np.array([ids.shape[1]]),
         }
-        if "pixel_values" in inputs:
-            found["pixel_values"], found["image_position_ids"] = patches_of(
-                as_numpy(inputs["pixel_values"]), self.model.vision_tower.patch_size
-            )
-        return found
 
     # --- how it is shown ---------------------------------------------------------------------------------------------
 
@@ -139,7 +158,7 @@ class Side:
         return found
 
     def _with_empty_patches(self, found: dict[str, Array], count: int) -> None:
-        empty = mx.zeros((1, 1, request_width(self.model))), mx.full((1, 1, 2), -1), mx.array([[True]])
+        empty = mx.zeros((1, 1, patch_width(self.model))), mx.full((1, 1, 2), -1), mx.array([[True]])
         embed = as_numpy(self.model.vision_tower.patch_embedder.embed_patches(*empty))
         fills = {"pixel_values": 0, "image_position_ids": -1, "vision/patch_embeds": embed}
         fills |= {name: 0 for name in found if name.startswith("vision/layer/")}
@@ -147,15 +166,15 @@ class Side:
             found[name] = padded(found[name], count, 1, fill)
 
 
-def request_width(model: Any) -> int:
+def patch_width(model: Any) -> int:
     """Numbers in one patch."""
     return 3 * int(model.vision_tower.patch_size) ** 2
 
 
-def rotated(rope: Any, head_dim: int, offset: Any, rows: int) -> Any:
+def unit_rotated(rope: Any, head_dim: int, how: Rotated) -> Any:
     """[1, 1, rows, head_dim]: what the rotation makes of ones in a head's first half, and zeros in the other."""
-    unit = mx.concatenate([mx.ones((1, 1, rows, head_dim // 2)), mx.zeros((1, 1, rows, head_dim // 2))], axis=-1)
-    return rope(unit, offset=offset)
+    shape = (1, 1, how.rows, head_dim // 2)
+    return rope(mx.concatenate([mx.ones(shape, how.dtype), mx.zeros(shape, how.dtype)], axis=-1), offset=how.offset)
 
 
 def as_numpy(array: Any) -> Array:

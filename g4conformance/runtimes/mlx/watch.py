@@ -7,13 +7,42 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from g4conformance.runtimes.mlx.layouts import Array, AttentionMask, key_positions, padded, tables_of, visible
+from g4conformance.runtimes.mlx.layouts import (
+    Array,
+    AttentionMask,
+    key_positions,
+    padded,
+    patches_of,
+    tables_of,
+    visible,
+)
 
 Seen = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What one pass through a layer's attention saw: keys [1, KV, K, D] in the cache's order, for Q queries."""
+
+    layer: int
+    mask: AttentionMask
+    keys: Any
+    queries: int
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """What one pass had a layer rotate: so many rows, from the position `offset` on."""
+
+    layer: int
+    offset: Any
+    rows: int
+    dtype: Any
 
 
 @contextmanager
@@ -61,9 +90,10 @@ class Watch:
         self._layer_of_block = {id(block): i for i, block in enumerate(self.vision.encoder.layers)}
         self._rows: dict[str, tuple[int, list[Any]]] = {}
         self._last: dict[str, Any] = {}
-        self._attended: dict[str, list[tuple[int, AttentionMask, Any, int]]] = defaultdict(list)
+        self._attended: dict[str, list[Attended]] = defaultdict(list)
         self._written: dict[int, list[Any]] = defaultdict(list)
-        self._rotated: dict[str, list[tuple[int, Any, int]]] = defaultdict(list)
+        self._pictures: tuple[Any, Any] | None = None
+        self._rotated: dict[str, list[Rotated]] = defaultdict(list)
 
     def next_token(self) -> None:
         """To be called when a token has been chosen: what follows is the step that feeds it."""
@@ -86,7 +116,7 @@ class Watch:
         return [
             (type(self.model), "get_input_embeddings", self._on_embeddings),
             (gemma4, "masked_scatter", self._on_fusion),
-            (type(self.text), "get_per_layer_inputs", self._on_per_layer_ids),
+            (type(self.text.embed_tokens), "__call__", self._on_lookup),
             (type(self.text), "project_per_layer_inputs", self._on_per_layer_inputs),
             (type(layer), "__call__", self._on_layer),
             (attention, "scaled_dot_product_attention", self._on_attention),
@@ -114,8 +144,8 @@ class Watch:
         self._add("text_embeds", text_embeds)
         self._add("fused_embeds", fused)
 
-    def _on_per_layer_ids(self, _: Any, __: Any, ids: Any) -> None:
-        if self.step is None:
+    def _on_lookup(self, _: Any, table: Any, ids: Any) -> None:
+        if self.step is None and table is self.text.embed_tokens:
             self._add("llm_input_ids", ids)
 
     def _on_per_layer_inputs(self, found: Any, *_: Any) -> None:
@@ -136,13 +166,14 @@ class Watch:
         layer = self._layer_of_cache.get(id(cache))  # none where K/V are another layer's
         if layer is not None and layer in self._first:
             name = f"{self._entering}mask/{self._first[layer]}"
-            self._attended[name].append((layer, mask, keys[...], queries.shape[2]))
+            self._attended[name].append(Attended(layer, mask, keys[...], queries.shape[2]))
 
     def _on_rope(self, _: Any, rope: Any, x: Any, offset: Any) -> None:
         """Of keys and of queries alike, which come to the same positions."""
         layer = self._layer_of_rope.get(id(rope))
         if layer is not None and x.shape[1] == self.text.layers[layer].self_attn.n_kv_heads:
-            self._rotated[f"{self._entering}rope/{self._first[layer]}"].append((layer, offset, x.shape[2]))
+            name = f"{self._entering}rope/{self._first[layer]}"
+            self._rotated[name].append(Rotated(layer, offset, x.shape[2], x.dtype))
 
     def _on_pass(self, _: Any, __: Any, inputs: Any, **___: Any) -> None:
         if self.step is not None:
@@ -157,7 +188,8 @@ class Watch:
     def _on_vision_layer(self, found: Any, block: Any, *_: Any) -> None:
         self._last[f"vision/layer/{self._layer_of_block[id(block)]}/hidden"] = found
 
-    def _on_soft_tokens(self, found: Any, *_: Any) -> None:
+    def _on_soft_tokens(self, found: Any, _: Any, pixels: Any, positions: Any = None) -> None:
+        self._pictures = pixels, positions
         self._last["vision/soft_tokens"] = found[0]
 
     def _on_visual_embeds(self, found: Any, *_: Any) -> None:
@@ -165,36 +197,45 @@ class Watch:
 
     # --- what it comes to --------------------------------------------------------------------------------------------
 
-    def tensors(self, rotate: Callable[[Any, int, Any, int], Any]) -> dict[str, Array]:
+    def tensors(self, rotate: Callable[[Any, int, Rotated], Any]) -> dict[str, Array]:
         """Everything under its trace name; masks over the positions there were.
 
         Args:
-            rotate: what a layer's rotation, `rope`, makes of a unit vector: `rotate(rope, head_dim, offset, rows)`.
+            rotate: `rotate(rope, head_dim, rotated)` is what the layer's rotation makes of a unit vector in these rows.
         """
         found = {
             name: np.concatenate([self.as_numpy(part) for part in parts], axis)
             for name, (axis, parts) in self._rows.items()
         }
         found |= {name: self.as_numpy(array) for name, array in self._last.items()}
-        written = {i: np.concatenate([self.as_numpy(key) for key in keys], 2) for i, keys in self._written.items()}
-        for name, passes in self._attended.items():
-            found[name] = self._mask(passes, written)
+        if self._pictures is not None:
+            found["pixel_values"], found["image_position_ids"] = self._patches(*self._pictures)
+        for name, attended in self._attended.items():
+            found[name] = self._mask(attended)
         for name, rotations in self._rotated.items():
-            attentions = [self.text.layers[layer].self_attn for layer, _, _ in rotations]
-            tables = [
-                tables_of(self.as_numpy(rotate(attention.rope, attention.head_dim, offset, rows)))
-                for attention, (_, offset, rows) in zip(attentions, rotations, strict=True)
-            ]
+            tables = [self._tables(rotated, rotate) for rotated in rotations]
             found[f"{name}/cos"], found[f"{name}/sin"] = (np.concatenate(part, 1) for part in zip(*tables, strict=True))
             if name.startswith("decode/"):
-                found[name.partition("rope/")[0] + "position"] = self.as_numpy(rotations[0][1]).reshape(1)
+                found[name.partition("rope/")[0] + "position"] = self.as_numpy(rotations[0].offset).reshape(1)
         return found
 
-    def _mask(self, passes: Sequence[tuple[int, AttentionMask, Any, int]], written: dict[int, Array]) -> Array:
+    def _patches(self, pixels: Any, positions: Any) -> tuple[Array, Array]:
+        """What entered the vision tower, as patches and their positions: a whole picture, unless it was given both."""
+        if positions is None:
+            return patches_of(self.as_numpy(pixels), self.vision.patch_size)
+        return self.as_numpy(pixels), self.as_numpy(positions)
+
+    def _mask(self, passes: Sequence[Attended]) -> Array:
         """bool [1, Q, n] of the passes' queries, over the positions there were when the last was done."""
         parts = []
-        for layer, mask, keys, queries in passes:
-            positions = key_positions(self.as_numpy(keys), written[layer])
-            plain = mask if mask is None or isinstance(mask, str) else self.as_numpy(mask)
-            parts.append(visible(plain, positions, queries, int(positions.max()) + 1))
+        for seen in passes:
+            written = np.concatenate([self.as_numpy(key) for key in self._written[seen.layer]], axis=2)
+            positions = key_positions(self.as_numpy(seen.keys), written)
+            mask = seen.mask if seen.mask is None or isinstance(seen.mask, str) else self.as_numpy(seen.mask)
+            parts.append(visible(mask, positions, seen.queries, int(positions.max()) + 1))
         return np.concatenate([padded(part, parts[-1].shape[2], 2, False) for part in parts], axis=1)
+
+    def _tables(self, rotated: Rotated, rotate: Callable[[Any, int, Rotated], Any]) -> tuple[Array, Array]:
+        """cos and sin [1, rows, D] of one pass."""
+        attention = self.text.layers[rotated.layer].self_attn
+        return tables_of(self.as_numpy(rotate(attention.rope, attention.head_dim, rotated)))
