@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,15 @@ def given_pixels(request: Request) -> dict[str, Any]:
     return {name: mx.array(request.inputs[name]) for name in names if name in request.inputs}
 
 
-def look_up_pad_at_pictures(model: Any, pad: int) -> None:
-    """Has embeddings of the pad id stand where a picture goes, until its soft tokens take the place."""
+@contextmanager
+def pad_looked_up_at_pictures(model: Any, pad: int) -> Iterator[None]:
+    """Embeddings of the pad id stand where a picture goes, until its soft tokens take the place."""
 
     class PadAtPictures(nn.Embedding):  # type: ignore[misc]
         def __call__(self, ids: Any) -> Any:
             return super().__call__(mx.where(ids == model.config.image_token_id, pad, ids))
 
-    model.language_model.model.embed_tokens.__class__ = PadAtPictures
+    table = model.language_model.model.embed_tokens
+    table.__class__ = PadAtPictures
+    yield
+    table.__class__ = nn.Embedding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from g4conformance.runtimes.mlx.instead import (
     PAD_AT_PICTURES,
     PICTURES,
     given_pixels,
-    look_up_pad_at_pictures,
+    pad_looked_up_at_pictures,
 )
 from g4conformance.runtimes.mlx.layouts import Array, padded
 from g4conformance.runtimes.mlx.watch import Rotated, Watch, spied
@@ -38,8 +39,6 @@ class Side:
 
     def __call__(self, request: Request) -> dict[str, Array]:
         self.model.set_dtype(getattr(mx, request.manifest["provenance"]["dtype"]))
-        if PAD_AT_PICTURES in self.instead:
-            look_up_pad_at_pictures(self.model, request.facts["pad_token_id"])
         inputs = self._prepared(request)
         found = self._run(request, dict(inputs)) | self._generated(request, inputs) | self._selected(request)
         if request.prompt is not None:
@@ -76,7 +75,10 @@ class Side:
 
         ids, pixels, mask = (inputs.pop(name, None) for name in ("input_ids", "pixel_values", "attention_mask"))
         last = len(self.model.layers) - 1
-        with spied(watch.points()):
+        with ExitStack() as context:
+            context.enter_context(spied(watch.points()))
+            if PAD_AT_PICTURES in self.instead:
+                context.enter_context(pad_looked_up_at_pictures(self.model, request.facts["pad_token_id"]))
             for _ in generate_step(
                 ids,
                 self.model,
