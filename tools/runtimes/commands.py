@@ -56,6 +56,7 @@ class Behind:
 BEHIND = {
     "deepmind": Behind("gemma", "G4_DEEPMIND_PYTHON"),
     "llama": Behind("llama-cpp-python", "G4_LLAMA_PYTHON", told="G4_LLAMA_MODEL"),
+    "mlx": Behind("mlx-vlm", "G4_MLX_PYTHON"),
 }
 
 

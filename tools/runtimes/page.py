@@ -20,6 +20,11 @@ name in `g4conformance/runtimes/`, and judged at every stage that it exposes. On
     pip install 'g4conformance[{first}]'
     g4conformance verify --runtime g4conformance.runtimes.{first}:make
 
+Some runtimes live in an environment of their own, behind a command. A folder of `g4conformance/runtimes/` is the
+foreign side of each, which its interpreter starts; below, `$SIDES` is
+
+    SIDES=$(python -c 'import g4conformance.runtimes as runtimes; print(runtimes.__path__[0])')
+
 Runtimes that read the published layout only get a copy in it, made once. `g4conformance checkpoint --layout legacy
 --out FOLDER` writes one for others.
 
@@ -36,7 +41,7 @@ its own:
     uv venv --python 3.12 deepmind
     uv pip install --python deepmind/bin/python 'gemma==4.0.1' 'sentencepiece<0.2.2' safetensors
     g4conformance checkpoint --layout legacy --out published
-    g4conformance verify --runtime-command 'deepmind/bin/python g4conformance/runtimes/deepmind published'
+    g4conformance verify --runtime-command "deepmind/bin/python $SIDES/deepmind published"
 
 The folder of the last command may be copied with `foreign.py` two levels above it; nothing else of g4conformance is
 needed there. `Gemma4Sampler.sample` is called with the rendered prompt but for its `<bos>`, which the sampler adds, and
@@ -55,8 +60,8 @@ cores. The converter is in the same source; it wants torch and transformers, and
     CONVERT=llama_cpp_python-0.3.36/vendor/llama.cpp/convert_hf_to_gguf.py
     python $CONVERT CHECKPOINT --outtype f32 --outfile text.gguf
     python $CONVERT CHECKPOINT --outtype f32 --outfile mmproj.gguf --mmproj
-    SIDE='llama/bin/python g4conformance/runtimes/llama --mmproj mmproj.gguf text.gguf'
-    g4conformance verify --runtime-command "$SIDE"
+    g4conformance verify \\
+      --runtime-command "llama/bin/python $SIDES/llama --mmproj mmproj.gguf text.gguf"
 
 `Llama` is used with its defaults and a context of `max_seq` rows: `tokenize`, `eval`, `create_completion` at
 temperature 0, its greedy sampler, and `Gemma4ChatHandler` for a prompt with a picture. llama.cpp names every tensor of
@@ -78,14 +83,14 @@ size divided by their number, with random weights, case `image-middle` shows thr
 
 Pixels of a picture that needs no resizing are equal.
 """,
+    "mlx": """mlx-vlm without a GPU, behind a command:
+
+    python -m venv mlx
+    mlx/bin/pip install mlx-vlm==0.7.10 mlx-lm==0.32.2 'mlx[cpu]'
+    g4conformance checkpoint --layout legacy --out published
+    g4conformance verify --runtime-command "mlx/bin/python $SIDES/mlx published"
+""",
 }
-
-_TAIL = """## Without an adapter
-
-mlx-vlm is not judged yet. It runs without a GPU on mlx-cpu, in an environment of its own because of its size; it is
-made of Python modules, at which spies look as they do here, and reads `global_head_dim` from the published layout. It
-is to be driven as another process.
-"""
 
 _STAGES = [stage for stage in Stage if stage is not Stage.QUANTIZATION]
 
@@ -97,7 +102,7 @@ def page(runs: Sequence[Mapping[str, Any]]) -> str:
     parts.append(_table(runs))
     for run in runs:
         parts.append(_findings(run))
-    return "\n".join([*parts, _TAIL])
+    return "\n".join(parts)
 
 
 def _table(runs: Sequence[Mapping[str, Any]]) -> str:
