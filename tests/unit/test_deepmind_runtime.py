@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from g4conformance.checkpoints.published import write_published
 from g4conformance.runtimes.deepmind.names import MADE_OF_PROMPT, PLACEHOLDER, Recorder
 from g4conformance.runtimes.deepmind.vocabulary import Kind, pieces
-from g4conformance.runtimes.deepmind.weights import bounds, join_heads, parameter_tree, split_heads
+from g4conformance.runtimes.deepmind.weights import bounds, join_heads, output_bounds, parameter_tree, split_heads
 from g4conformance.vectors.statements import statement_of
 
 pytestmark = pytest.mark.unit
@@ -115,6 +115,13 @@ def test_an_einsum_for_two_projections_has_the_wider_bounds() -> None:
     assert bounds({}, "k", "v") == {}
 
 
+def test_output_bounds_of_two_projections_are_told_apart(weights: Mapping[str, Array]) -> None:
+    low, high = output_bounds(weights)["kv_einsum"]
+    assert low.shape == high.shape == (3, 2)
+    assert high[1, 1] == weights[_VISION.format(1) + "self_attn.v_proj.output_max"]
+    assert (low < high).all()
+
+
 # --- the vocabulary ---------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +184,16 @@ def test_of_a_buffer_the_rows_of_this_pass_are_new(recorder: Recorder) -> None:
     assert "decode/0/layer/2/key" not in found  # it stores nothing of its own
 
 
+def test_the_prompt_s_pass_shows_no_buffer_but_the_whole_one(recorder: Recorder) -> None:
+    part, whole = np.zeros((1, 3, 2, 6)), np.zeros((1, 5, 2, 6))
+    recorder("block", {"hidden": np.zeros((1, 3, 8)), "key": part, "value": part, "end_index": np.array([3])}, layer=0)
+    assert "prefill/cache/0/key" not in recorder.tensors
+    recorder("cache", {"key": whole, "value": whole}, layer=0)
+    recorder("cache", {"key": whole, "value": whole}, layer=2)
+    assert recorder.tensors["prefill/cache/0/key"].shape == (1, 2, 5, 6)
+    assert "prefill/cache/2/key" not in recorder.tensors
+
+
 def test_one_layer_of_a_type_shows_its_mask_and_table(recorder: Recorder) -> None:
     for layer in range(3):
         recorder("mask", {"mask": np.full((1, 2, 2), layer)}, layer=layer)
@@ -213,6 +230,7 @@ def test_every_name_is_a_trace_name(recorder: Recorder) -> None:
             recorder(event, {"hidden": hidden})
         recorder("soft tokens", {"tokens": hidden, "mask": np.ones((1, 2), dtype=bool)})
         recorder("block", {"hidden": hidden, **block}, layer=0)
+        recorder("cache", {"key": block["key"], "value": block["value"]}, layer=0)
         recorder("mask", {"mask": np.ones((1, 2, 2), dtype=bool)}, layer=0)
         recorder("rope", {"rotated": hidden}, layer=0)
         recorder("logits", {"logits": np.zeros((1, 1, 7))})

@@ -35,8 +35,8 @@ observed: that is no pass.
 
 # How to start what is behind a command, and what its adapter has to tell it.
 _BEHIND = {
-    "deepmind": """The code of the model's authors, in JAX, behind a command. It wants Python 3.12 and an environment of
-its own:
+    "deepmind": """\
+The code of the model's authors, in JAX, behind a command. It wants Python 3.12 and an environment of its own:
 
     uv venv --python 3.12 deepmind
     uv pip install --python deepmind/bin/python 'gemma==4.0.1' 'sentencepiece<0.2.2' safetensors

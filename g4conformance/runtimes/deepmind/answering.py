@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g4conformance.foreign import STOP_REASONS, Request
-from g4conformance.runtimes.deepmind.instead import INSTEAD
+from g4conformance.runtimes.deepmind.instead import INSTEAD, Given
 from g4conformance.runtimes.deepmind.model import sampler_of
 from g4conformance.runtimes.deepmind.names import MADE_OF_PROMPT, Recorder
 from g4conformance.runtimes.deepmind.sampling import Call
@@ -27,7 +27,7 @@ class Side:
     """Answers requests, one after the other. What one has compiled serves the next ones with buffers of its length."""
 
     def __init__(self, checkpoint: Path, instead: Collection[str] = ()) -> None:
-        self._instead = instead
+        self._checkpoint, self._instead = checkpoint, instead
         self._sampler_of = cache(lambda max_seq: sampler_of(checkpoint, max_seq))
         self._watch = Watch()
 
@@ -37,14 +37,14 @@ class Side:
         recorder = self._watch.recorder = Recorder(request.facts)
         with self._watch.on(), ExitStack() as stack:
             for name in self._instead:
-                sampler = stack.enter_context(INSTEAD[name](sampler, request))
+                sampler = stack.enter_context(INSTEAD[name](sampler, Given(request, self._checkpoint)))
             ended = call.sample(sampler, request)
             call.decode(request.decode_tokens, sampler.params)
         found = recorder.tensors | call.pictures | _selected(request, call.loop)
-        found |= _generation(ended, found["input_ids"][0, : int(found["valid_length"][0])], request.gen_steps)
         if request.prompt is None:  # the ids were given
             found = {name: tensor for name, tensor in found.items() if name not in MADE_OF_PROMPT}
-        return found
+        ids, rows = ({**request.inputs, **found}[name][0] for name in ("input_ids", "valid_length"))
+        return found | _generation(ended, ids[:rows], request.gen_steps)
 
 
 def _generation(state: Any, prompt: NDArray[Any], asked: int) -> Arrays:

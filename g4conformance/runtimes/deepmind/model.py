@@ -38,7 +38,7 @@ def sampler_of(checkpoint: Path, max_seq: int) -> Any:
     model = gm.nn.Gemma4_E2B(config=_transformer_config(config, processor), text_only=False, dtype=jnp.float32)
     return gm.text.Gemma4Sampler(
         model=model,
-        params=_parameters(checkpoint),
+        params=jax.tree.map(jnp.asarray, parameter_tree(weights_of(checkpoint))),
         tokenizer=_tokenizer_of(checkpoint, config),
         cache_length=max_seq,
         pad_length=max_seq,
@@ -49,11 +49,10 @@ def sampler_of(checkpoint: Path, max_seq: int) -> Any:
     )
 
 
-def _parameters(checkpoint: Path) -> Any:
-    weights: dict[str, Any] = {}
-    for path in sorted(checkpoint.glob("*.safetensors")):
-        weights |= {name: np.asarray(array, np.float32) for name, array in load_file(path).items()}
-    return jax.tree.map(jnp.asarray, parameter_tree(weights))
+def weights_of(checkpoint: Path) -> dict[str, Any]:
+    """In float32, by their names in the checkpoint."""
+    files = [load_file(path) for path in sorted(checkpoint.glob("*.safetensors"))]
+    return {name: np.asarray(array, np.float32) for weights in files for name, array in weights.items()}
 
 
 def _transformer_config(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Any:

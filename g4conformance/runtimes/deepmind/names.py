@@ -30,6 +30,7 @@ class Recorder:
         self._told: dict[str, Callable[..., None]] = {
             "inputs": self._inputs,
             "block": self._block,
+            "cache": self._cache,
             "mask": self._mask,
             "rope": self._rope,
             "patches": lambda hidden: self._report("vision/patch_embeds", hidden),
@@ -84,15 +85,21 @@ class Recorder:
         self._report("valid_length", seen.sum(axis=-1))
 
     def _block(self, layer: int, hidden: Array, key: Array, value: Array, end_index: Array) -> None:
-        """K and V are whole buffers [1, max_seq, KV, D], written up to `end_index`."""
+        """K and V are buffers [1, rows, KV, D], written up to `end_index`; the prompt's pass has its own rows only."""
         self._report(f"{self._leaving}layer/{layer}/hidden", hidden)
         if layer in self.facts["storing_layers"]:
             end = int(end_index[0])
             new = slice(end - hidden.shape[1], end)
             for name, buffer in (("key", key), ("value", value)):
-                by_head = buffer.swapaxes(1, 2)
-                self._report(f"{self._leaving}layer/{layer}/{name}", by_head[:, :, new])
-                self._report(f"{self._leaving}cache/{layer}/{name}", by_head)
+                self._report(f"{self._leaving}layer/{layer}/{name}", buffer[:, new].swapaxes(1, 2))
+            if self._step is not None:
+                self._cache(layer, key, value)
+
+    def _cache(self, layer: int, key: Array, value: Array) -> None:
+        """Whole buffers [1, max_seq, KV, D]."""
+        if layer in self.facts["storing_layers"]:
+            self._report(f"{self._leaving}cache/{layer}/key", key.swapaxes(1, 2))
+            self._report(f"{self._leaving}cache/{layer}/value", value.swapaxes(1, 2))
 
     def _mask(self, layer: int, mask: Array) -> None:
         if self._is_first_of_its_type(layer):

@@ -71,7 +71,13 @@ class Call:
                 self.pictures["pixel_values"] = np.asarray(vision.patches)
                 self.pictures["image_position_ids"] = np.asarray(vision.positions_xy, np.int64)
             with self.watch.recording(None):
-                return jax.block_until_ready(original(**given))
+                state = jax.block_until_ready(original(**given))
+                for i in range(len(state.cache)):
+                    layer = state.cache[f"layer_{i}"]
+                    self.watch.recorder(
+                        "cache", {"key": np.asarray(layer["k"]), "value": np.asarray(layer["v"])}, layer=i
+                    )
+            return state
 
         return prefill
 

@@ -126,6 +126,19 @@ def bounds(weights: Weights, *projections: str) -> Tree:
     }
 
 
+def output_bounds(weights: Weights) -> dict[str, tuple[Array, Array]]:
+    """The least and greatest output, each [layers, 2], of the two projections that one clipped einsum stands for."""
+    vision = _under(weights, "model.vision_tower.encoder.")
+    pairs = {"kv_einsum": ("self_attn.k_proj", "self_attn.v_proj"), "gating_einsum": ("mlp.gate_proj", "mlp.up_proj")}
+    return {
+        einsum: tuple(
+            np.array([[vision[f"layers.{i}.{name}.output_{end}"] for name in names] for i in range(_layers(vision))])
+            for end in ("min", "max")
+        )
+        for einsum, names in pairs.items()
+    }
+
+
 def _linear(weights: Weights, name: str) -> Array:
     """Of a clipped linear op, or of a plain one."""
     return weights[f"{name}.linear.weight" if f"{name}.linear.weight" in weights else f"{name}.weight"]
