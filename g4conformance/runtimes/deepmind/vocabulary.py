@@ -52,8 +52,9 @@ def _kind(text: str, special: set[str]) -> Kind:
 
 def sentencepiece_model(described: Mapping[str, Any]) -> bytes:
     """The serialized model: BPE with bytes for what it does not know, and no change to a text but for its spaces."""
-    from sentencepiece import sentencepiece_model_pb2 as format  # installed beside gemma only
+    from sentencepiece import sentencepiece_model_pb2  # installed beside gemma only
 
+    format: Any = sentencepiece_model_pb2  # its messages are made when it is imported
     model = format.ModelProto()
     for piece in pieces(described):
         model.pieces.add(piece=piece.text, score=piece.score, type=int(piece.kind))

@@ -53,7 +53,7 @@ def _embedder(text: Weights) -> Tree:
 def _block(layer: Weights) -> Tree:
     """One decoder layer. The published layout has K and V weights in layers that reuse others' too, as gemma has."""
     gate, up, down = (layer[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-    tree = {name: _scale(layer, of) for name, of in _NORMS.items()}
+    tree: Tree = {name: _scale(layer, of) for name, of in _NORMS.items()}
     tree |= {"attn": _attention(layer), "skip_scale": layer["layer_scalar"]}
     tree["mlp"] = {"gating_einsum": np.stack([gate, up]), "linear": down.T}
     if "per_layer_input_gate.weight" in layer:
@@ -130,13 +130,11 @@ def output_bounds(weights: Weights) -> dict[str, tuple[Array, Array]]:
     """The least and greatest output, each [layers, 2], of the two projections that one clipped einsum stands for."""
     vision = _under(weights, "model.vision_tower.encoder.")
     pairs = {"kv_einsum": ("self_attn.k_proj", "self_attn.v_proj"), "gating_einsum": ("mlp.gate_proj", "mlp.up_proj")}
-    return {
-        einsum: tuple(
-            np.array([[vision[f"layers.{i}.{name}.output_{end}"] for name in names] for i in range(_layers(vision))])
-            for end in ("min", "max")
-        )
-        for einsum, names in pairs.items()
-    }
+
+    def outputs(names: tuple[str, str], end: str) -> Array:
+        return np.array([[vision[f"layers.{i}.{name}.output_{end}"] for name in names] for i in range(_layers(vision))])
+
+    return {einsum: (outputs(names, "min"), outputs(names, "max")) for einsum, names in pairs.items()}
 
 
 def _linear(weights: Weights, name: str) -> Array:
