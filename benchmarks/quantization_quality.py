@@ -20,7 +20,7 @@ from g4conformance.checks.run import CaseRun, Mode
 from g4conformance.expected import greedy_tokens
 from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.judging.observation import record_generation
-from g4conformance.plugin import DTYPES, SCHEMES
+from g4conformance.options import DTYPES, SCHEMES
 from g4conformance.prompts import ResolvedCase
 from g4conformance.quantization.calibration import calibration_cases
 from g4conformance.quantization.judging import QuantizedJudging

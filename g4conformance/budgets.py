@@ -96,9 +96,9 @@ def budget_of(check: Check, dtype: str, scheme: str = "none") -> Budget:
     evidence = str(entry["evidence"])
     if check.budget is BudgetKind.QUALITY:
         return Budget(check.budget, evidence, quality=float(entry.get(dtype, entry.get("limit"))))
-    factor = rounding_factor(check.id, dtype, scheme)
     if check.budget is BudgetKind.STEP:
-        return Budget(check.budget, evidence, factor, steps=float(entry["steps"]))
+        return Budget(check.budget, evidence, float(entry[dtype]), steps=float(entry["steps"]))
+    factor = rounding_factor(check.id, dtype, scheme)
     tail, by_chance = float(_entries()["gain_tail"][dtype]), float(_entries()["gain_by_chance"]["schemes"])
     gain_factor = math.inf if entry.get("any_gain") else factor * tail
     return Budget(check.budget, evidence, factor, gain_factor, chances=0.0 if scheme == "none" else by_chance)
@@ -111,7 +111,7 @@ def rounding_factor(check_id: str, dtype: str, scheme: str = "none") -> float:
         KeyError: budgets.toml has no such entry.
     """
     try:
-        return float(_entry(check_id, scheme)[dtype])
+        return float(_entry(check_id, scheme)[dtype]) * float(_entries()["flipped_bins"].get(scheme, 1.0))
     except KeyError:
         raise KeyError(f"budgets.toml has no [{scheme}.{check_id}] with {dtype}") from None
 

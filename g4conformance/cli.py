@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from g4conformance import __version__
-from g4conformance.plugin import (
+from g4conformance.options import (
     SCHEMES,
     add_options,
     add_reference_options,
@@ -127,22 +127,36 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `checkpoint`: which one to write, how and where."""
     parser.add_argument(
         "--layout",
-        choices=("legacy",),
-        required=True,
-        help="legacy: as the published checkpoints lie on disk, which most other readers need",
+        choices=("legacy", "per_layer"),
+        default="legacy",
+        help="legacy: as the published checkpoints lie on disk, which most other readers need (the default); "
+        "per_layer: as transformers writes them",
     )
     parser.add_argument("--out", metavar="FOLDER", required=True, help="a folder that does not exist yet")
-    parser.add_argument("--model", metavar="PATH_OR_ID", help="which checkpoint (default: the bundled tiny one)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", metavar="PATH_OR_ID", help="which checkpoint (default: the bundled tiny one)")
+    which.add_argument(
+        "--large-scores", action="store_true", help="a random one whose attention scores are about a hundred"
+    )
 
 
 def run_checkpoint(args: argparse.Namespace) -> int:
     """Writes the checkpoint and says where."""
     from g4conformance.checkpoints.files import checkpoint_folder
-    from g4conformance.checkpoints.published import write_published
+    from g4conformance.checkpoints.large_scores import write_large_scores
+    from g4conformance.checkpoints.published import SavedLayout, write_published
+    from g4conformance.errors import ConformanceError
     from g4conformance.fixtures import bundled_checkpoint
 
-    write_published(checkpoint_folder(args.model or str(bundled_checkpoint())), Path(args.out))
-    print(f"wrote {args.out}")
+    layout, out = SavedLayout(args.layout), Path(args.out)
+    if args.large_scores:
+        write_large_scores(out, layout)
+    elif layout is SavedLayout.LEGACY:
+        write_published(checkpoint_folder(args.model or str(bundled_checkpoint())), out)
+    else:
+        remedy = "transformers writes that layout with save_pretrained; leave --layout out, or add --large-scores."
+        raise ConformanceError("--layout legacy for a checkpoint that exists", "per_layer", remedy)
+    print(f"wrote {out}")
     return 0
 
 
@@ -200,6 +214,8 @@ def add_faults_options(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FACTORY",
         help="a runtime of yours: faults at the contract's boundary are put into it",
     )
+    quantized = [scheme for scheme in SCHEMES if scheme != "none"]
+    add("--quant", choices=quantized, help="the shipped runtime in this scheme, made anew for each fault (slow)")
     add("--model", metavar="PATH_OR_ID", help="with --runtime: the checkpoint (default: the bundled tiny one)")
     add("--record", metavar="FILE", help="record every fault's fingerprint over all cases instead, for the diagnosis")
     add("--report", metavar="FILE", help="also write the matrix to FILE, as JSON (.json) or Markdown (.md)")
@@ -210,7 +226,7 @@ def run_faults_command(args: argparse.Namespace) -> int:
     from g4conformance.faults.command import FaultOptions, run_faults
 
     ids, stages = tuple(args.fault), tuple(args.stage)
-    return run_faults(FaultOptions(ids, stages, args.runtime, args.model, args.report, args.record))
+    return run_faults(FaultOptions(ids, stages, args.runtime, args.quant, args.model, args.report, args.record))
 
 
 def told(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The pytest plugin: options, markers, session fixtures, and the summary.
+"""The pytest plugin: hooks, markers and session fixtures.
 
 It is an entry point, because options that only a conftest brings are unknown while pytest still reads its arguments
 (`--model /some/path` would be taken for a test file). It imports nothing heavy until a test needs it.
@@ -6,21 +6,19 @@ It is an entry point, because options that only a conftest brings are unknown wh
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
-import shlex
 from collections.abc import Generator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
 
+from g4conformance.options import add_options, check_given_options, checked_early, join_path_options
+
 if TYPE_CHECKING:
     from g4conformance.checkpoints.checkpoint import Checkpoint
-    from g4conformance.judging.verdict import Verdict
     from g4conformance.runtime.contract import Runtime
     from g4conformance.session import ConformanceSession, RunOptions
+    from g4conformance.suite.judged import Judged
     from g4conformance.vectors.elsewhere import Elsewhere
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one thread a worker, set before any conftest imports torch
@@ -34,76 +32,10 @@ MARKERS = {
     "selftest": "the suite on itself: planted faults, the wheel, bad options",
     "stage(name): the stage that a test of the conformance suite judges": "",
 }
-SCHEMES = ("w8a16", "w8a8", "w4a16", "w8", "none")
-EXECUTORS = ("eager", "export", "onnxruntime", "executorch", "inductor")
-DTYPES = ("float32", "bfloat16", "float16")
-_PATH_OPTIONS = ("--model", "--cases", "--image", "--report", "--known")
-_SUITE_OPTIONS = (*_PATH_OPTIONS, "--runtime", "--runtime-command", "--quant", "--executor", "--case", "--prompt")
-_KNOWN = "conformance.toml"
 _Around = Generator[None, _T, _T]  # what a hook wrapper is: it hands on what the hooks inside it have returned
-_EARLY = pytest.StashKey["RunOptions"]()
 _WRONG = pytest.StashKey[pytest.UsageError]()
 _COLLECTOR = "g4conformance-collector"
 _UNASKED = "unasked"  # the property of a test that turned out to ask what only a quantized runtime can answer
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def non_negative(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
-    return value
-
-
-def positive_number(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
-    return value
-
-
-def add_options(add: Any) -> None:
-    """Declares the suite's options with `add`, which takes what `argparse`'s add_argument takes."""
-    add_reference_options(add)
-    add("--quant", choices=SCHEMES, help=f"quantization scheme of the shipped runtime (default: {SCHEMES[0]})")
-    add("--executor", choices=EXECUTORS, help=f"what runs the shipped runtime's graphs (default: {EXECUTORS[0]})")
-    add("--runtime", metavar="MODULE:FACTORY", help="judge a runtime of yours: what factory(checkpoint) makes")
-    add("--runtime-command", metavar="COMMAND", help="judge what this command answers to each case's folder")
-    add(
-        "--runtime-timeout",
-        type=positive_number,
-        metavar="SECONDS",
-        default=600.0,
-        help="how long the command may take for one case (default: 600)",
-    )
-    add("--known", metavar="FILE", help=f"known failures (default: {_KNOWN} where pytest is called, or in its rootdir)")
-    add("--prompt", help="judge this prompt instead of the cases; {image} marks a picture's place")
-    add("--image", action="append", default=[], metavar="FILE", help="a picture for --prompt; may be repeated")
-    add_report_option(add)
-
-
-def add_report_option(add: Any) -> None:
-    add("--report", metavar="FILE", help="also write the verdicts to FILE, as JSON (.json) or a page (.html)")
-
-
-def add_reference_options(add: Any) -> None:
-    """Declares what the reference is, and which cases it runs."""
-    add("--model", metavar="PATH_OR_ID", help="checkpoint folder or Hub id (default: the bundled tiny checkpoint)")
-    add("--dtype", choices=DTYPES, default="float32", help="dtype of reference and runtime (default: float32)")
-    add("--device", default="cpu", help="torch device of reference and runtime (default: cpu)")
-    add("--attn", choices=("eager", "sdpa"), default="eager", help="attention implementation (default: eager)")
-    add("--image-backend", choices=("torchvision", "pil"), default="torchvision", help="which image processor resizes")
-    add("--max-seq", type=positive, help="rows of the static buffers (default: 2 windows + soft-token budget)")
-    add("--case", action="append", default=[], metavar="NAME", help="judge only this case; may be repeated")
-    add("--cases", metavar="FILE", help="a cases file of your own (YAML, see the bundled cases.yaml)")
-    add("--decode-steps", type=non_negative, default=6, help="teacher-forced decode steps a case (default: 6)")
-    add("--gen-steps", type=positive, default=8, help="new tokens to generate a case (default: 8)")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -124,17 +56,6 @@ def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
     return pytest.main(joined, plugins=config.invocation_params.plugins)
 
 
-def join_path_options(args: list[str]) -> list[str]:
-    """`--model PATH` as `--model=PATH`, and likewise the other options that take a path, where PATH exists."""
-    joined: list[str] = []
-    for arg in args:
-        if joined and joined[-1] in _PATH_OPTIONS and Path(arg).expanduser().exists():
-            joined[-1] += f"={arg}"
-        else:
-            joined.append(arg)
-    return joined
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
@@ -151,19 +72,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Looks at the options before workers start: each of them would stumble over the same one."""
-    _check_given_options(config)
+    check_given_options(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Looks at the options before tests are collected: each stage would stumble over the same one."""
-    _check_given_options(session.config)
-
-
-def _check_given_options(config: pytest.Config) -> None:
-    """Checks early if the run speaks of the suite at all; a run of other tests imports nothing heavy for it."""
-    if any(config.getoption(name) for name in _SUITE_OPTIONS):
-        _checked_early(config)
+    check_given_options(session.config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -176,7 +91,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from g4conformance.stages import Stage
 
     try:
-        options = _checked_early(metafunc.config)
+        options = checked_early(metafunc.config)
         quantized = _may_be_quantized(metafunc, options)
     except pytest.UsageError as error:
         _stop_collection(metafunc, error)
@@ -255,95 +170,6 @@ def _group(case: str) -> pytest.MarkDecorator:
     return pytest.mark.xdist_group(case)
 
 
-def _checked_early(config: pytest.Config) -> RunOptions:
-    """The run's options, after everything that can be known to be wrong without loading a model has been looked at.
-
-    Raises:
-        pytest.UsageError: one line, no traceback, as long as collection has not begun.
-    """
-    if _EARLY not in config.stash:
-        config.stash[_EARLY] = _check_early(config)
-    return config.stash[_EARLY]
-
-
-def _check_early(config: pytest.Config) -> RunOptions:
-    import psutil
-
-    from g4conformance.checkpoints.files import checkpoint_folder, require_supported
-    from g4conformance.errors import ConformanceError
-    from g4conformance.executors.registry import require_expressible, require_installed
-    from g4conformance.factory import load_factory
-    from g4conformance.report.files import require_writable
-    from g4conformance.session import require_enough_memory
-    from g4conformance.vectors.elsewhere import require_command
-
-    options = run_options(config)
-    try:
-        _require_one_runtime(config)
-        if report := config.getoption("--report"):
-            require_writable(Path(report))
-        for case in options.selected_cases():
-            case.load_images()
-        if options.runtime_command is not None:
-            require_command(options.runtime_command)
-        require_expressible(options.executor, options.quant, options.load.dtype)
-        require_installed(options.executor)
-        if options.runtime is not None:
-            load_factory(options.runtime)
-        options.declared()
-        require_supported(checkpoint_folder(options.checkpoint))
-        workers = int(getattr(config.option, "numprocesses", None) or 1)
-        require_enough_memory(options, workers, psutil.virtual_memory().available)
-    except ConformanceError as error:
-        raise pytest.UsageError(f"g4conformance: {error}") from None
-    return options
-
-
-def _require_one_runtime(config: pytest.Config) -> None:
-    """Raises ConformanceError if several runtimes are asked for, or what only the shipped one can be told."""
-    from g4conformance.errors import ConformanceError
-
-    brought = [name for name in ("--runtime", "--runtime-command") if config.getoption(name)]
-    shipped = [name for name in ("--quant", "--executor") if config.getoption(name)]
-    if len(brought) > 1:
-        raise ConformanceError(f"either {brought[0]} or {brought[1]}", "both", "Leave one out.")
-    if brought and shipped:
-        remedy = "A runtime of yours says itself whether it is quantized; leave one out."
-        raise ConformanceError(f"either {brought[0]}, or the shipped runtime's {shipped[0]}", "both", remedy)
-
-
-def run_options(config: pytest.Config) -> RunOptions:
-    """The options of this pytest run."""
-    from g4conformance.checkpoints.checkpoint import LoadOptions
-    from g4conformance.session import RunOptions
-
-    get = config.getoption
-    command = get("--runtime-command")
-    return RunOptions(
-        model=get("--model"),
-        load=LoadOptions(get("--dtype"), get("--device"), get("--attn"), get("--image-backend")),
-        runtime=get("--runtime"),
-        known=get("--known") or _known_nearby(config),
-        quant=get("--quant") or ("none" if get("--runtime") or command else SCHEMES[0]),
-        executor=get("--executor") or EXECUTORS[0],
-        max_seq=get("--max-seq"),
-        cases_file=get("--cases"),
-        case_names=tuple(get("--case")),
-        prompt=get("--prompt"),
-        images=tuple(get("--image")),
-        decode_steps=get("--decode-steps"),
-        gen_steps=get("--gen-steps"),
-        runtime_command=command,
-        runtime_timeout=get("--runtime-timeout"),
-    )
-
-
-def _known_nearby(config: pytest.Config) -> str | None:
-    """The file of known failures in the folder that pytest was called from, or in its rootdir."""
-    folders = (config.invocation_params.dir, config.rootpath)
-    return next((str(folder / _KNOWN) for folder in folders if (folder / _KNOWN).is_file()), None)
-
-
 # --- fixtures -------------------------------------------------------------------------------------------------------
 
 
@@ -353,7 +179,7 @@ def checkpoint(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> C
     from g4conformance.checkpoints.checkpoint import load_checkpoint
     from g4conformance.errors import ConformanceError
 
-    options = _checked_early(pytestconfig)
+    options = checked_early(pytestconfig)
     if hasattr(pytestconfig, "workerinput"):
         import torch
 
@@ -374,7 +200,7 @@ def runtime(request: pytest.FixtureRequest, checkpoint: Checkpoint, pytestconfig
 
     if command := pytestconfig.getoption("--runtime-command"):
         return CommandRuntime(command, pytestconfig.getoption("--runtime-timeout"))
-    options = _checked_early(pytestconfig)
+    options = checked_early(pytestconfig)
     try:
         if options.runtime is not None:
             return made_by(options.runtime, checkpoint)
@@ -393,7 +219,7 @@ def conformance(
     from g4conformance.session import ConformanceSession
 
     try:
-        session = ConformanceSession(checkpoint, runtime, _checked_early(request.config))
+        session = ConformanceSession(checkpoint, runtime, checked_early(request.config))
         _require_scheme(session, request.config.getoption("--quant"))
         return session
     except ConformanceError as error:
@@ -414,6 +240,7 @@ def judged(request: pytest.FixtureRequest, conformance: ConformanceSession) -> J
     from g4conformance.checks import CHECKS
     from g4conformance.checks.registry import QUANTIZED
     from g4conformance.errors import ConformanceError
+    from g4conformance.suite.judged import Judged
 
     case, check = request.param
     properties = request.node.user_properties
@@ -428,55 +255,6 @@ def judged(request: pytest.FixtureRequest, conformance: ConformanceSession) -> J
     properties += [("verdict", verdict.as_dict()) for verdict in found.verdicts]
     properties.append(("setting", conformance.setting))
     return found
-
-
-class Judged:
-    """What a test of the suite asserts on."""
-
-    def __init__(
-        self, session: ConformanceSession, of_case: list[Verdict], verdicts: list[Verdict], config: pytest.Config
-    ) -> None:
-        self.session, self.of_case, self.verdicts, self.config = session, of_case, verdicts, config
-
-    def require(self) -> None:
-        """Fails the test if the check failed, says why if it could not be made or was known to fail, else returns."""
-        from g4conformance.judging.verdict import Status
-        from g4conformance.report.failure import failure_text
-        from g4conformance.report.known import known_text
-
-        __tracebackhide__ = True
-        if told := self._untrue():
-            pytest.fail(told, pytrace=False)
-        unobserved = [v for v in self.verdicts if v.status is Status.NOT_OBSERVED]
-        if any(v.failed for v in self.verdicts) or (unobserved and self._is_shipped()):
-            pytest.fail(failure_text(self.verdicts, self.of_case, self._repeat()), pytrace=False)
-        if known := next((v for v in self.verdicts if v.known is not None), None):
-            pytest.xfail(known_text(known))
-            pytest.fail(failure_text(self.verdicts, self.of_case, self._repeat()), pytrace=False)  # under --runxfail
-        if all(v.status in (Status.NOT_APPLICABLE, Status.NOT_OBSERVED) for v in self.verdicts):
-            pytest.skip(self.verdicts[0].where)
-
-    def _untrue(self) -> str:
-        """What is wrong with a known failure that is none."""
-        from g4conformance.known.review import stale
-
-        verdict, declared = self.verdicts[0], self.session.bench.declared
-        entry = declared.failure(verdict.check, verdict.case)
-        told = "" if entry is None else stale(entry, self.verdicts)
-        return "" if entry is None or not told else f"{declared.path}, {entry.place}: on {verdict.case} it {told}"
-
-    def _is_shipped(self) -> bool:
-        from g4conformance.runtime.static import is_shipped
-
-        return is_shipped(self.session.runtime)
-
-    def _repeat(self) -> str:
-        verdict, options = self.verdicts[0], self.session.options
-        model = f" --model {options.model}" if options.model else ""
-        names = ("--runtime", "--runtime-command", "--quant", "--executor", "--known")
-        given = [(name, self.config.getoption(name)) for name in names]
-        ours = "".join(f" {name} {shlex.quote(value)}" for name, value in given if value)
-        return f"pytest -m integration{model}{ours} --case {verdict.case} -k {verdict.check}"
 
 
 def _stop_collection(metafunc: pytest.Metafunc, error: pytest.UsageError) -> None:

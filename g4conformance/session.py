@@ -219,12 +219,11 @@ class ConformanceSession:
             self._noisy(self.checkpoint) if self.quantized is None else self.quantized.reference, [case]
         )
 
-    def requantized(self) -> ConformanceSession:
-        """This session with a reference for the scales and integers that its runtime has now; noise stays."""
+    def requantized(self, runtime: Runtime) -> ConformanceSession:
+        """This session with a reference for the scales and integers that `runtime` has now; noise stays."""
         session = copy.copy(self)
         assert self.quantized is not None
-        assert not isinstance(self.runtime, Elsewhere)
-        session.quantized = self.quantized.of(self.runtime)
+        session.quantized = self.quantized.of(runtime)
         return session
 
     @property

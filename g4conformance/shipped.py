@@ -38,10 +38,14 @@ def shipped_runtime(
         return StaticGemma4Runtime(checkpoint, layout, executed_by(execute))
     graphs = QuantizedGraphs(scheme_of(quant), run_by_torch if execute is run_eagerly else execute)
     runtime = StaticGemma4Runtime(checkpoint, layout, graphs)
-    calibration = calibration or record_calibration(checkpoint, calibration_cases(checkpoint))
+    quantize(runtime, graphs, calibration or record_calibration(checkpoint, calibration_cases(checkpoint)))
+    return runtime
+
+
+def quantize(runtime: StaticGemma4Runtime, graphs: QuantizedGraphs, calibration: Calibration) -> None:
+    """Exports and calibrates a runtime made with `graphs`, as it is now, and converts its graphs."""
     calibrate(runtime, calibration)
     graphs.convert(calibration)
-    return runtime
 
 
 def execute_with(executor: str) -> Execute:

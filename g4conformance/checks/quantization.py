@@ -119,7 +119,7 @@ def greedy_divergence(run: CaseRun) -> Comparison:
     lead = chosen.max(dim=-1).values - chosen[steps, new[: len(chosen)]]
     parted = (lead > _tie(run, chosen)).nonzero().flatten()
     behind = len(new) - int(parted[0]) if len(parted) else 0
-    return _loss("tokens behind the parting", torch.tensor([behind / len(new)], dtype=torch.float64))
+    return _loss("tokens behind the parting", torch.tensor([behind / max(len(new), 1)], dtype=torch.float64))
 
 
 def _expected(run: CaseRun, prefix: str) -> list[str]:

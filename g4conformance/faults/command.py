@@ -24,6 +24,7 @@ from g4conformance.faults.matrix import (
     shipped_workbench,
     survivors,
     try_on,
+    try_on_quantized,
     try_on_shipped,
 )
 from g4conformance.faults.sensitivity import Probe, findings
@@ -45,6 +46,7 @@ class FaultOptions:
     ids: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
     runtime: str | None = None
+    quant: str | None = None
     model: str | None = None
     report: str | None = None
     record: str | None = None
@@ -56,22 +58,16 @@ def run_faults(options: FaultOptions) -> int:
     Raises:
         ConformanceError: an unknown fault or stage, a runtime that cannot be made, or a file that cannot be written.
     """
+    _require_together(options)
     faults = _chosen(options)
     if options.record is not None:
         return _record(faults, Path(options.record))
     if options.report is not None:
         require_writable(Path(options.report), SUFFIXES)
-    if options.model is not None and options.runtime is None:
-        raise ConformanceError("--runtime together with --model", "--model alone", "Name a runtime, or leave it out.")
-    if options.runtime is None:
-        trials = _with_progress(try_on_shipped(faults), len(faults))
-    else:
-        checkpoint = load_checkpoint(options.model or bundled_checkpoint(), LoadOptions())
-        boundary = [fault for fault in faults if fault.boundary]
-        trials = _with_progress(try_on(checkpoint, made_by(options.runtime, checkpoint), boundary), len(boundary))
+    trials = _trials(options, faults)
     console = Console(width=_WIDTH, highlight=False)
     console.print(as_table(trials))
-    everything = options.runtime is None and not (options.ids or options.stages)
+    everything = options.runtime is None and options.quant is None and not (options.ids or options.stages)
     blind, seen = _sensitivity() if everything else ([], [])
     for line in [*blind, *seen, headline(trials)]:
         console.print(line)
@@ -81,6 +77,35 @@ def run_faults(options: FaultOptions) -> int:
     # The shipped runtime has every part; one of an adopter's may lack some, but something must have been tried.
     enough = len(trials) if options.runtime is None else max(1, killed)
     return 1 if survivors(trials) or blind or killed < enough else 0
+
+
+def _require_together(options: FaultOptions) -> None:
+    """Raises ConformanceError for options that contradict each other."""
+    if options.model is not None and options.runtime is None:
+        raise ConformanceError("--runtime together with --model", "--model alone", "Name a runtime, or leave it out.")
+    if options.quant is not None and options.runtime is not None:
+        raise ConformanceError("either --quant or --runtime", "both", "A scheme is the shipped runtime's.")
+
+
+def _trials(options: FaultOptions, faults: Sequence[Fault]) -> list[Trial]:
+    """Tries those of the faults that this kind of runtime can have.
+
+    Raises:
+        ConformanceError: it can have none of them, or the runtime cannot be made.
+    """
+    if options.quant is not None:
+        possible = [fault for fault in faults if fault.needs in (Subject.BUNDLED, Subject.QUANTIZED)]
+        found = try_on_quantized(possible, options.quant)
+    elif options.runtime is not None:
+        possible = [fault for fault in faults if fault.boundary]
+        checkpoint = load_checkpoint(options.model or bundled_checkpoint(), LoadOptions())
+        found = try_on(checkpoint, made_by(options.runtime, checkpoint), possible)
+    else:
+        possible, found = list(faults), try_on_shipped(faults)
+    if not possible:
+        wanted = "a fault of the contract's boundary" if options.runtime else "a fault that needs no special checkpoint"
+        raise ConformanceError(wanted, "none among those chosen", "See `g4conformance faults` for what each needs.")
+    return _with_progress(found, len(possible))
 
 
 def _write(path: Path, trials: Sequence[Trial]) -> None:

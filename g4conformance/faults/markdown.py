@@ -48,7 +48,7 @@ def _row(trial: Trial) -> str:
         f"`{fault.id}`{boundary}",
         f"{fault.mechanism} {links}".strip(),
         needs,
-        fault.check,
+        trial.killer,
         verdict,
         f"`{trial.shown_in}`",
         missed,

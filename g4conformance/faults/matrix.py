@@ -12,6 +12,7 @@ from rich.table import Table
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.faults.fingerprints import Fingerprint, record
 from g4conformance.faults.registry import FAULTS, Fault
+from g4conformance.faults.requantizing import RequantizingWorkbench
 from g4conformance.faults.subjects import Subject, subject_checkpoint, subject_scheme
 from g4conformance.faults.trial import QUICK, Outcome, Trial, Workbench
 from g4conformance.quantization.schemes import NONE
@@ -54,6 +55,14 @@ def _with_benches(faults: Iterable[Fault]) -> Iterator[tuple[Fault, Workbench]]:
         yield fault, benches[fault.needs]
 
 
+def try_on_quantized(faults: Iterable[Fault], quant: str) -> Iterator[Trial]:
+    """Tries each fault on the shipped runtime in a scheme: those that need nothing special, and those of scales."""
+    checkpoint = subject_checkpoint(Subject.BUNDLED)
+    requantizing, converted = RequantizingWorkbench(checkpoint, quant), shipped_workbench(checkpoint, quant=quant)
+    for fault in faults:
+        yield (converted if fault.needs is Subject.QUANTIZED else requantizing).run(fault)
+
+
 def try_on(checkpoint: Checkpoint, runtime: Runtime, faults: Iterable[Fault]) -> Iterator[Trial]:
     """Tries the faults of the contract's boundary on any runtime."""
     bench = Workbench(checkpoint, runtime)
@@ -92,7 +101,7 @@ def headline(trials: Sequence[Trial]) -> str:
     return (
         f"{killed} of {len(tried)} faults killed at their stage"
         + (f", {left_out} not applicable" if left_out else "")
-        + f"; missed by naive observations: {naive}"
+        + (f"; missed by naive observations: {naive}" if missed else "")
     )
 
 
@@ -107,7 +116,7 @@ def as_table(trials: Sequence[Trial]) -> Table:
         killed = trial.outcome is Outcome.KILLED
         style = "green" if killed else ("dim" if trial.outcome is Outcome.NOT_APPLICABLE else "bold red")
         last = _shortly(trial) if killed else trial.detail
-        cells = (trial.fault.stage, f"[{style}]{trial.outcome}[/]", trial.fault.check, margin_text(trial))
+        cells = (trial.fault.stage, f"[{style}]{trial.outcome}[/]", trial.killer, margin_text(trial))
         table.add_row(trial.fault.id, *cells, trial.shown_in, last)
     return table
 
@@ -124,7 +133,7 @@ def as_data(trials: Sequence[Trial]) -> list[dict[str, Any]]:
             "case": trial.fault.case,
             "links": trial.fault.links,
             "outcome": trial.outcome,
-            "check": trial.fault.check,
+            "check": trial.killer,
             "killers": {check: _finite(margin) for check, margin in trial.killers.items()},
             "shown_in": trial.shown_in,
             "missed_by": trial.missed_by,

@@ -8,14 +8,13 @@ from functools import cache
 import torch
 
 from g4conformance.checkpoints.checkpoint import Checkpoint, LoadOptions, load_checkpoint
+from g4conformance.checkpoints.large_scores import large_scores_checkpoint
 from g4conformance.checkpoints.seeded import SeededSpec, VisionSpec, seeded_checkpoint
 from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.quantization.schemes import DEFAULT, NONE
 
 _SEED = 7
 _WINDOW = 32  # as the bundled checkpoint's, so that the bundled cases have their meaning
-
-_SCORE_GAIN = 40.0
 
 
 class Subject(StrEnum):
@@ -36,16 +35,12 @@ def subject_checkpoint(subject: Subject) -> Checkpoint:
     """The checkpoint of `subject`, made once a process."""
     if subject in (Subject.BUNDLED, Subject.BFLOAT16, Subject.QUANTIZED):
         return load_checkpoint(bundled_checkpoint(), LoadOptions(dtype=_dtype(subject)))
+    if subject is Subject.LARGE_SCORES:
+        return large_scores_checkpoint()
     spec = {
         Subject.BIDIRECTIONAL: SeededSpec(sliding_window=_WINDOW, use_bidirectional_attention="vision"),
         Subject.K_EQ_V: SeededSpec(
             sliding_window=_WINDOW, attention_k_eq_v=True, num_global_key_value_heads=3, num_attention_heads=6
-        ),
-        Subject.LARGE_SCORES: SeededSpec(
-            layer_types=("sliding_attention", "full_attention"),
-            num_kv_shared_layers=0,
-            sliding_window=_WINDOW,
-            score_gain=_SCORE_GAIN,
         ),
         Subject.STANDARDIZED: SeededSpec(sliding_window=_WINDOW, vision=VisionSpec(standardize=True)),
         Subject.LARGE_VISION: SeededSpec(

@@ -63,8 +63,17 @@ class Trial:
     verdicts: tuple[Verdict, ...] = ()
 
     @property
+    def killer(self) -> str:
+        """The check that had to see the fault, or, if only others of its stage did, the one that saw most of it."""
+        return (
+            self.fault.check
+            if self.fault.check in self.killers
+            else max(self.killers, key=lambda check: self.killers[check], default=self.fault.check)
+        )
+
+    @property
     def margin(self) -> float:
-        return self.killers.get(self.fault.check, 0.0)
+        return self.killers.get(self.killer, 0.0)
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,8 @@ class Workbench:
         """
         with fault.applied(_of_layout(self.runtime, prepared.case.request.layout)):
             if fault.needs is Subject.QUANTIZED:
-                prepared = replace(prepared, reference=self.session.requantized().reference(prepared.case.case.name))
+                session = self.session.requantized(self.runtime)
+                prepared = replace(prepared, reference=session.reference(prepared.case.case.name))
             return prepared, self.session.observed(self.runtime, prepared.case, prepared.reference)
 
     def run(self, fault: Fault) -> Trial:
@@ -142,11 +152,11 @@ class Workbench:
             return Trial(fault, Outcome.NOT_APPLICABLE, detail=str(missing))
         shown_in = first_difference(prepared.clean, observation)
         verdicts = [v for v in self.judged(prepared, observation) if v.check not in already]
-        outcome, detail = _outcome(fault, verdicts, shown_in)
+        outcome, detail = self._outcome(fault, verdicts, shown_in)
         return Trial(
             fault,
             outcome,
-            killers=_killers(fault, verdicts),
+            killers=self.killers(fault, verdicts),
             shown_in=shown_in,
             missed_by=tuple(self._missed_by(fault, prepared, observation)),
             detail=detail,
@@ -160,6 +170,38 @@ class Workbench:
             clean = self.judged(prepared, prepared.clean)
             self._already_red[key] = {verdict.check for verdict in clean if verdict.failed}
         return self._already_red[key]
+
+    def killers(self, fault: Fault, verdicts: Sequence[Verdict]) -> Mapping[str, float]:
+        """Checks of the fault's stage that are red in isolation, or that are made in accumulation only."""
+        status = Status.ERROR if fault.raises else Status.FAIL
+        return {
+            v.check: v.measurement.ratio if v.measurement else math.inf
+            for v in verdicts
+            if (v.stage == fault.stage or v.check == fault.check)
+            and v.status is status
+            and (v.mode is Mode.ISOLATED or Mode.ISOLATED not in CHECKS[v.check].modes)
+        }
+
+    def is_killed(self, fault: Fault, verdicts: Sequence[Verdict]) -> bool:
+        """Whether the check that must see the fault did."""
+        return fault.check in self.killers(fault, verdicts)
+
+    def _outcome(self, fault: Fault, verdicts: Sequence[Verdict], shown_in: str) -> tuple[Outcome, str]:
+        if not shown_in:
+            return Outcome.NOT_APPLIED, "no tensor of the trace differs from the clean runtime's"
+        if fault.check not in CHECKS:
+            return Outcome.SURVIVED, f"there is no check {fault.check}"
+        wrong = [v for v in verdicts if v.status in (Status.FAIL, Status.ERROR)]
+        misplaced = sorted({v.stage for v in wrong if v.stage != fault.stage and fault.stage not in upstream(v.stage)})
+        if misplaced:
+            return Outcome.MISPLACED, f"red at {', '.join(misplaced)}"
+        if self.is_killed(fault, verdicts):
+            return Outcome.KILLED, ""
+        raised = [v for v in wrong if v.stage == fault.stage and v.status is Status.ERROR]
+        if raised:
+            return Outcome.CRASHED, raised[0].where
+        red = sorted({v.check for v in wrong})
+        return Outcome.SURVIVED, f"{fault.check} is not red in isolation; red are {', '.join(red) or 'none'}"
 
     def _missed_by(self, fault: Fault, prepared: Prepared, observation: Observation) -> Iterable[str]:
         """What people look at today: the last token's argmax on a short prompt, and two distances of its logits."""
@@ -211,36 +253,6 @@ def _same(before: Tensor | None, after: Tensor | None) -> bool:
     if before.shape != after.shape or before.dtype != after.dtype:
         return False
     return bool(((before == after) | ((before != before) & (after != after))).all())  # NaN in padding stays NaN
-
-
-def _outcome(fault: Fault, verdicts: Sequence[Verdict], shown_in: str) -> tuple[Outcome, str]:
-    if not shown_in:
-        return Outcome.NOT_APPLIED, "no tensor of the trace differs from the clean runtime's"
-    if fault.check not in CHECKS:
-        return Outcome.SURVIVED, f"there is no check {fault.check}"
-    wrong = [v for v in verdicts if v.status in (Status.FAIL, Status.ERROR)]
-    misplaced = sorted({v.stage for v in wrong if v.stage != fault.stage and fault.stage not in upstream(v.stage)})
-    if misplaced:
-        return Outcome.MISPLACED, f"red at {', '.join(misplaced)}"
-    if fault.check in _killers(fault, verdicts):
-        return Outcome.KILLED, ""
-    raised = [v for v in wrong if v.stage == fault.stage and v.status is Status.ERROR]
-    if raised:
-        return Outcome.CRASHED, raised[0].where
-    red = sorted({v.check for v in wrong})
-    return Outcome.SURVIVED, f"{fault.check} is not red in isolation; red are {', '.join(red) or 'none'}"
-
-
-def _killers(fault: Fault, verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Checks of the fault's stage that are red in isolation, or that are made in accumulation only."""
-    status = Status.ERROR if fault.raises else Status.FAIL
-    return {
-        v.check: v.measurement.ratio if v.measurement else math.inf
-        for v in verdicts
-        if (v.stage == fault.stage or v.check == fault.check)
-        and v.status is status
-        and (v.mode is Mode.ISOLATED or Mode.ISOLATED not in CHECKS[v.check].modes)
-    }
 
 
 def _of_layout(runtime: Any, layout: StaticLayout) -> Any:

@@ -163,10 +163,17 @@ def exact_gelu(runtime: StaticGemma4Runtime, patch: Patch) -> None:
         patch(layer.mlp, "act_fn", nn.GELU())
 
 
+class _Zeros(nn.Module):
+    """A module, because graphs are exported with their modules' names."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.zeros_like(hidden)
+
+
 @_fault("vision-layer-skipped", at=At.ORCHESTRATION, check="G4-VISION-02")
 def last_layer_without_mlp(runtime: StaticGemma4Runtime, patch: Patch) -> None:
     """The last encoder layer's MLP is left out."""
-    patch(_layers(runtime)[-1], "post_feedforward_layernorm", torch.zeros_like)
+    patch(_layers(runtime)[-1], "post_feedforward_layernorm", _Zeros())
 
 
 # --- pooler and embedder ----------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class VerdictCollector:
         if not self.verdicts:
             return
         from g4conformance.known.review import review
-        from g4conformance.plugin import run_options
+        from g4conformance.options import run_options
 
         options = run_options(self.config)
         scheme, dtype = self.setting["quant"], self.setting["dtype"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from g4conformance.plugin import Judged
+from g4conformance.suite.judged import Judged
 
 pytestmark = pytest.mark.integration
 

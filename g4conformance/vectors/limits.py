@@ -44,6 +44,7 @@ def _comparisons(check: Check, run: CaseRun) -> list[Comparison]:
 
 
 def _limit(check: Check, comparison: Comparison, bench: Bench) -> dict[str, Any]:
-    limit = bench.limit(bench.budget(check), comparison)
+    budget = bench.budget(check)
+    limit = bench.limit(budget, comparison)
     allowed = {"max_abs": limit.largest, "mean_abs": limit.mean, "gain": limit.gain}
-    return {"check": check.id, "budget": str(check.budget), **allowed}
+    return {"check": check.id, "budget": str(budget.kind), **allowed}

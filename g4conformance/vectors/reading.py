@@ -43,7 +43,8 @@ class CaseVectors:
 
     @property
     def bench(self) -> Bench:
-        return Bench(facts_from_data(self.manifest["facts"]), self.noise, self.manifest["provenance"]["dtype"])
+        facts, dtype = facts_from_data(self.manifest["facts"]), self.manifest["provenance"]["dtype"]
+        return Bench(facts, self.noise, dtype, foreign=True)
 
     def reference(self) -> dict[str, Tensor]:
         """The recorded trace, in the dtypes that the reference yielded."""

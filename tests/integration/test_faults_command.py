@@ -69,6 +69,20 @@ def test_chosen_faults_are_tried_and_reported(tmp_path: Path, capsys: pytest.Cap
     assert bos["killers"]["G4-INPUTS-03"] is None, "an exact check has no margin"
 
 
+def test_a_quantized_runtime_is_exported_with_the_fault_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One in a graph, one in what feeds the graphs, and one in scales, which only converted graphs have."""
+    report = tmp_path / "matrix.json"
+    chosen = ["gelu-exact", "bos-missing", "weight-scale-10-percent"]
+    options = [option for id in chosen for option in ("--fault", id)]
+    assert main(["faults", "--quant", "w8a16", *options, "--report", str(report)]) == 0
+    assert "3 of 3 faults killed at their stage" in capsys.readouterr().out
+    for entry in json.loads(report.read_text()):
+        assert entry["check"] in entry["killers"]
+        assert CHECKS[entry["check"]].stage == entry["stage"]
+
+
 def test_the_matrix_is_rendered_as_a_page(tmp_path: Path) -> None:
     page = tmp_path / "matrix.md"
     assert main(["faults", "--stage", "generation", "--report", str(page)]) == 0
@@ -132,6 +146,11 @@ BAD_OPTIONS = {
     "no runtime": (["--runtime", "own_runtimes:nothing"], "no engine"),
     "no format": (["--report", "matrix.pdf"], "expected a file ending in .json or .md"),
     "a model alone": (["--model", "/nowhere"], "expected --runtime together with --model"),
+    "two runtimes": (["--runtime", "own_runtimes:whole", "--quant", "w8a8"], "expected either --quant or --runtime"),
+    "nothing to try": (
+        ["--quant", "w8a8", "--fault", "bidirectional-crosses-window"],
+        "expected a fault that needs no special checkpoint",
+    ),
     "no place to record": (["--record", "/nowhere/prints.json"], "Check --record."),
     "no checkpoint": (["--runtime", "own_runtimes:whole", "--model", "/nowhere"], "/nowhere"),
 }

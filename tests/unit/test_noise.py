@@ -16,7 +16,7 @@ from g4conformance.checks import CHECKS
 from g4conformance.checks.registry import QUANTIZED, BudgetKind, Check
 from g4conformance.errors import UnsoundReferenceError
 from g4conformance.metrics import difference
-from g4conformance.quantization.schemes import SCHEMES
+from g4conformance.quantization.schemes import SCHEMES, scheme_of
 from g4conformance.reference.noise import Noise, NoiseMeter, kind_of
 from g4conformance.reference.selfcheck import require_sound
 
@@ -188,3 +188,12 @@ def test_every_check_has_a_budget_in_every_dtype_and_scheme(check: Check, dtype:
 def test_a_missing_budget_is_an_error_not_a_default(dtype: str, scheme: str) -> None:
     with pytest.raises(KeyError, match=rf"\[{scheme}.G4-PREFILL-04\] with {dtype}"):
         budget_of(CHECKS["G4-PREFILL-04"], dtype, scheme)
+
+
+@pytest.mark.parametrize("scheme", ["none", *SCHEMES])
+def test_flipped_bins_widen_rounding_budgets_where_activations_lie_on_a_grid(scheme: str) -> None:
+    on_a_grid = scheme != "none" and scheme_of(scheme).activation_bits is not None
+    plain, found = (budget_of(CHECKS["G4-PREFILL-03"], "float32", name).factor for name in ("none", scheme))
+    assert found == (2 if on_a_grid else 1) * plain
+    graph = budget_of(CHECKS["G4-PREFILL-07"], "float32", scheme)
+    assert graph.factor == plain, "a graph by itself is judged in steps, which count flipped bins already"

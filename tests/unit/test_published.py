@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from g4conformance.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from g4conformance.checkpoints.large_scores import large_scores_checkpoint
 from g4conformance.checkpoints.published import is_published, make_published, published_folder, write_published
 from g4conformance.cli import main
 from g4conformance.errors import CheckpointError
@@ -107,3 +108,30 @@ def test_the_command_tells_a_wrong_target_in_one_line(tmp_path: Path, capsys: py
     assert is_published(tmp_path / "new")
     assert main(["checkpoint", "--layout", "legacy", "--out", str(tmp_path / "new")]) == 4
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("layout", ["legacy", "per_layer"])
+def test_the_command_writes_a_checkpoint_of_large_scores(layout: str, tmp_path: Path) -> None:
+    assert main(["checkpoint", "--large-scores", "--layout", layout, "--out", str(tmp_path / "large")]) == 0
+    read = load_checkpoint(tmp_path / "large")
+    ids = torch.arange(40)[None] % 64
+    with torch.no_grad():
+        assert torch.equal(read.model(ids).logits, large_scores_checkpoint().model(ids).logits)
+
+
+def test_its_scores_are_large() -> None:
+    model = large_scores_checkpoint().model
+    greatest = []
+    for layer in model.model.language_model.layers:
+        attention = layer.self_attn
+        attention.q_norm.register_forward_hook(lambda module, args, query: greatest.append(query.abs().amax().item()))
+    with torch.no_grad():
+        model(torch.arange(40)[None] % 64)
+    assert min(greatest) > 40  # a query that is alike to a normalised key has at least this score
+
+
+def test_the_command_refuses_to_write_what_is_there_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "--large-scores", "--out", str(tmp_path)]) == 4
+    assert "no file or folder" in capsys.readouterr().err
+    assert main(["checkpoint", "--layout", "per_layer", "--out", str(tmp_path / "new")]) == 4
+    assert "expected --layout legacy" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from g4conformance.errors import ConformanceError
 from g4conformance.executors.registry import EXECUTORS
 from g4conformance.fixtures import fixtures_folder
 from g4conformance.judging.quantization import expected_quantization, observed_quantization
-from g4conformance.plugin import SCHEMES as OPTIONS
+from g4conformance.options import SCHEMES as OPTIONS
 from g4conformance.quantization import conversion
 from g4conformance.quantization.calibration import calibration_cases, record_calibration
 from g4conformance.quantization.conversion import run_by_torch

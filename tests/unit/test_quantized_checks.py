@@ -194,6 +194,21 @@ def test_no_loss_where_the_float_model_says_the_same(record: Record, check: str)
     assert verdict.measurement.max_abs == pytest.approx(0.0, abs=1e-12)
 
 
+def test_a_runtime_that_generates_nothing_is_red_where_it_generates(record: Record) -> None:
+    """Nothing new has parted from anything; that there is nothing is told by the stage itself."""
+
+    def generate_nothing(record: Record) -> None:
+        tensors = record.observation.accumulated
+        tensors["generation/token_ids"] = tensors["generation/token_ids"][: int(record.reference["valid_length"])]
+
+    silent = record.broken(generate_nothing)
+    assert silent.verdict("G4-QUANT-11").status is Status.PASS
+    assert any(
+        v.failed and v.stage == "generation"
+        for v in judge(silent.case, silent.reference, silent.observation, silent.bench)
+    )
+
+
 def test_a_float_runtime_is_not_asked(record: Record) -> None:
     bench = Bench(record.bench.facts, NOISE, "float32")
     verdicts = judge(record.case, record.reference, record.observation, bench)

@@ -159,6 +159,21 @@ def test_limits_are_those_of_the_checks(vectors: Path, mine: Path, tmp_path: Pat
         assert {v.status for v in judged(vectors, folder) if v.check == check and v.case == "text-only"} == {status}
 
 
+def test_tables_of_another_make_may_differ_by_as_much_as_a_run_allows_them(
+    vectors: Path, mine: Path, tmp_path: Path
+) -> None:
+    """Who answers vectors has kernels of its own: rotary tables are judged as `verify --runtime-command` does."""
+    folder, name = copied(mine, tmp_path / "mine"), "rope/full_attention/cos"
+    (limit,) = open_vectors(vectors)[0].manifest["tensors"][TRACE][name]["limits"]
+    assert (limit["check"], limit["budget"]) == ("G4-ROPE-01", "rounding")
+    for factor, status in ((0.9, Status.PASS), (1.5, Status.FAIL)):
+        tensors = dict(safetensors.numpy.load_file(mine / "text-only" / TRACE))
+        tensors[name] = tensors[name].copy()
+        tensors[name][0, 3, 2] += np.float32(factor * limit["max_abs"])
+        write_trace(read_request(vectors / "text-only"), tensors, folder / "text-only")
+        assert {v.status for v in judged(vectors, folder) if v.check == "G4-ROPE-01"} == {status, Status.PASS}
+
+
 def test_bfloat16_is_readable_with_numpy_and_comes_back(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(bundled_checkpoint(), LoadOptions("bfloat16"))
     options = replace(OPTIONS, case_names=("text-only",), load=checkpoint.options)

@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 
 from tools.runtimes.page import page
-from tools.runtimes.run import CASES, RUNTIMES, judged
+from tools.runtimes.run import RUNTIMES, judged
 
 
 def main() -> int:
     options = _options()
     if options.command == "run":
-        found = judged(options.runtime, tuple(options.case) or CASES)
+        found = judged(options.runtime, tuple(options.case))
         options.out.write_text(json.dumps(found, indent=1))
     else:
         options.out.write_text(page([json.loads(path.read_text()) for path in options.files]))

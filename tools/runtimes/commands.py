@@ -26,17 +26,26 @@ class Behind:
     Attributes:
         package: what is installed there.
         variable: the environment variable that names the environment's interpreter.
+        told: that of what the side is told, as a shell would split it; if empty, it is told the checkpoint's folder.
     """
 
     package: str
     variable: str
+    told: str = ""
 
     def interpreter(self) -> str:
         """Raises ConformanceError if nobody has said which it is."""
-        found = os.environ.get(self.variable)
-        if not found:
-            raise ConformanceError(f"{self.variable}, an interpreter with {self.package}", "none", "Set it.")
-        return found
+        return _said(self.variable, f"an interpreter with {self.package}")
+
+    def arguments(self, checkpoint: Checkpoint) -> list[str]:
+        """What the side is told of the checkpoint.
+
+        Raises:
+            ConformanceError: the checkpoint is not in a folder, or must be converted first and nobody has said to what.
+        """
+        if self.told:
+            return shlex.split(_said(self.told, f"what {self.package} is told of the bundled checkpoint"))
+        return [str(published_folder(checkpoint.name, cache_folder()))]
 
     def version(self) -> str:
         asked = f"import importlib.metadata; print(importlib.metadata.version({self.package!r}))"
@@ -44,17 +53,27 @@ class Behind:
         return ran.stdout.strip()
 
 
-BEHIND = {"deepmind": Behind("gemma", "G4_DEEPMIND_PYTHON")}
+BEHIND = {
+    "deepmind": Behind("gemma", "G4_DEEPMIND_PYTHON"),
+    "llama": Behind("llama-cpp-python", "G4_LLAMA_PYTHON", told="G4_LLAMA_MODEL"),
+    "mlx": Behind("mlx-vlm", "G4_MLX_PYTHON"),
+}
 
 
 def command(name: str, checkpoint: Checkpoint, instead: Sequence[str] = ()) -> CommandRuntime:
     """The command that judges runtime `name`, with interventions.
 
     Raises:
-        ConformanceError: its interpreter is not known, or the checkpoint is not in a folder.
+        ConformanceError: its interpreter, or what it is told, is not known.
     """
     side = Path(g4conformance.__file__).parent / "runtimes" / name
-    folder = published_folder(checkpoint.name, cache_folder())
     options = [word for intervention in instead for word in ("--instead", intervention)]
-    words = [BEHIND[name].interpreter(), str(side), *options, str(folder)]
+    words = [BEHIND[name].interpreter(), str(side), *options, *BEHIND[name].arguments(checkpoint)]
     return CommandRuntime(shlex.join(words), _TIMEOUT)
+
+
+def _said(variable: str, what: str) -> str:
+    found = os.environ.get(variable)
+    if not found:
+        raise ConformanceError(f"{variable}, {what}", "none", "Set it.")
+    return found

@@ -37,13 +37,18 @@ CASES = (
 )
 
 
-def judged(name: str, cases: Sequence[str]) -> dict[str, Any]:
-    """What the page needs of a runtime, as plain data: setting, verdicts, and findings before and after."""
+def judged(name: str, cases: Sequence[str] = ()) -> dict[str, Any]:
+    """What the page needs of a runtime, as plain data: setting, verdicts, and findings before and after.
+
+    Without `cases`, it is judged on each feature once, and on what it is told of in findings.
+    """
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(bundled_checkpoint())
-    session = _session(checkpoint, _made(name, checkpoint), cases)
+    told = [finding for finding in load_findings() if finding.runtime == name]
+    asked = cases or tuple(dict.fromkeys((*CASES, *(finding.case for finding in told))))
+    session = _session(checkpoint, _made(name, checkpoint), asked)
     verdicts = [verdict for case in session.cases for verdict in session.verdicts(case)]
-    mine = [finding for finding in load_findings() if finding.runtime == name and finding.case in session.cases]
+    mine = [finding for finding in told if finding.case in session.cases]
     return {
         "runtime": name,
         "package": f"{RUNTIMES[name]} {_version(name)}",

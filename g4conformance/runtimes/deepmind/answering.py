@@ -40,11 +40,11 @@ class Side:
                 sampler = stack.enter_context(INSTEAD[name](sampler, Given(request, self._checkpoint)))
             ended = call.sample(sampler, request)
             call.decode(request.decode_tokens, sampler.params)
-        found = recorder.tensors | call.pictures | _selected(request, call.loop)
+        found = {**recorder.tensors, **call.pictures, **_selected(request, call.loop)}
         if request.prompt is None:  # the ids were given
             found = {name: tensor for name, tensor in found.items() if name not in MADE_OF_PROMPT}
         ids, rows = ({**request.inputs, **found}[name][0] for name in ("input_ids", "valid_length"))
-        return found | _generation(ended, ids[:rows], request.gen_steps)
+        return {**found, **_generation(ended, ids[:rows], request.gen_steps)}
 
 
 def _generation(state: Any, prompt: NDArray[Any], asked: int) -> Arrays:

@@ -5,7 +5,6 @@ Both merge pairs of pieces, the best first: a tokenizer.json ranks the pairs, Se
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -53,7 +52,9 @@ def _kind(text: str, special: set[str]) -> Kind:
 
 def sentencepiece_model(described: Mapping[str, Any]) -> bytes:
     """The serialized model: BPE with bytes for what it does not know, and no change to a text but for its spaces."""
-    format: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")  # installed beside gemma
+    from sentencepiece import sentencepiece_model_pb2  # installed beside gemma only
+
+    format: Any = sentencepiece_model_pb2  # its messages are made when it is imported
     model = format.ModelProto()
     for piece in pieces(described):
         model.pieces.add(piece=piece.text, score=piece.score, type=int(piece.kind))

@@ -129,12 +129,12 @@ def bounds(weights: Weights, *projections: str) -> Tree:
 def output_bounds(weights: Weights) -> dict[str, tuple[Array, Array]]:
     """The least and greatest output, each [layers, 2], of the two projections that one clipped einsum stands for."""
     vision = _under(weights, "model.vision_tower.encoder.")
+    pairs = {"kv_einsum": ("self_attn.k_proj", "self_attn.v_proj"), "gating_einsum": ("mlp.gate_proj", "mlp.up_proj")}
 
-    def bound(end: str, names: tuple[str, str]) -> Array:
+    def outputs(names: tuple[str, str], end: str) -> Array:
         return np.array([[vision[f"layers.{i}.{name}.output_{end}"] for name in names] for i in range(_layers(vision))])
 
-    pairs = {"kv_einsum": ("self_attn.k_proj", "self_attn.v_proj"), "gating_einsum": ("mlp.gate_proj", "mlp.up_proj")}
-    return {einsum: (bound("min", names), bound("max", names)) for einsum, names in pairs.items()}
+    return {einsum: (outputs(names, "min"), outputs(names, "max")) for einsum, names in pairs.items()}
 
 
 def _linear(weights: Weights, name: str) -> Array:
