@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from g4conformance.checkpoints.checkpoint import Checkpoint
 from g4conformance.faults.registry import At, Fault
-from g4conformance.faults.trial import QUICK, Prepared, Workbench
+from g4conformance.faults.trial import QUICK, NotTriedError, Prepared, Workbench
 from g4conformance.judging.observation import Observation
 from g4conformance.judging.verdict import Verdict
 from g4conformance.quantization.calibration import calibration_cases, record_calibration
@@ -54,10 +54,18 @@ class RequantizingWorkbench(Workbench):
         return super().prepared(name, probes)
 
     def observed(self, fault: Fault, prepared: Prepared) -> tuple[Prepared, Observation]:
+        """The case on a runtime that was quantized with the fault in it, and the reference of its scales and integers.
+
+        Raises:
+            NotTriedError: it cannot be exported or calibrated, which nobody overlooks.
+        """
         graphs = (OwnPrograms if fault.at is At.GRAPH else QuantizedGraphs)(scheme_of(self.quant))
         runtime = StaticGemma4Runtime(self.checkpoint, prepared.case.request.layout, graphs)
         with fault.applied(runtime):
-            quantize(runtime, graphs, self.calibration)
+            try:
+                quantize(runtime, graphs, self.calibration)
+            except Exception as error:
+                raise NotTriedError(f"cannot be calibrated: {type(error).__name__}") from error
             session = self.session.requantized(runtime)
             prepared = replace(prepared, reference=session.reference(prepared.case.case.name))
             return prepared, session.observed(runtime, prepared.case, prepared.reference)

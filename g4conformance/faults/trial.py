@@ -42,6 +42,10 @@ class Outcome(StrEnum):
     NOT_APPLICABLE = "not applicable"
 
 
+class NotTriedError(Exception):
+    """A fault cannot be tried on a runtime, for the reason that the message gives."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """What became of one fault.
@@ -133,6 +137,7 @@ class Workbench:
 
         Raises:
             AttributeError: the runtime has no such part.
+            NotTriedError: with the fault there is nothing to observe.
         """
         with fault.applied(_of_layout(self.runtime, prepared.case.request.layout)):
             if fault.needs is Subject.QUANTIZED:
@@ -148,7 +153,7 @@ class Workbench:
             return Trial(fault, Outcome.NOT_APPLICABLE, detail=f"{fault.check} is red without it")
         try:
             prepared, observation = self.observed(fault, prepared)
-        except AttributeError as missing:
+        except (AttributeError, NotTriedError) as missing:
             return Trial(fault, Outcome.NOT_APPLICABLE, detail=str(missing))
         shown_in = first_difference(prepared.clean, observation)
         verdicts = [v for v in self.judged(prepared, observation) if v.check not in already]
