@@ -74,7 +74,7 @@ def run_faults(options: FaultOptions) -> int:
     if options.report is not None:
         _write(Path(options.report), trials)
     killed = sum(trial.outcome is Outcome.KILLED for trial in trials)
-    # The shipped runtime has every part; one of an adopter's may lack some, and with some faults none can be calibrated,
+    # The shipped runtime has every part; one of an adopter's may lack some, and some faults keep one from calibration,
     # but something must have been tried.
     enough = len(trials) if options.runtime is None and options.quant is None else max(1, killed)
     return 1 if survivors(trials) or blind or killed < enough else 0
