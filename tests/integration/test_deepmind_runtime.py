@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from g4conformance.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from g4conformance.checkpoints.published import published_folder
-from g4conformance.errors import ConformanceError
 from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.judging.verdict import Status, Verdict
-from g4conformance.session import ConformanceSession, RunOptions, cache_folder
-from g4conformance.vectors.elsewhere import CommandRuntime
-from tools.runtimes.commands import command
+from g4conformance.session import cache_folder
 from tools.runtimes.findings import Finding, load_findings
+
+from .behind_commands import failing, judged, started, verdicts
 
 pytestmark = pytest.mark.selftest
 
@@ -37,43 +34,17 @@ WRONG: dict[str, set[str]] = {
 }
 
 
-@cache
-def bundled() -> Checkpoint:
-    return load_checkpoint(bundled_checkpoint())
-
-
-def started(instead: tuple[str, ...] = ()) -> CommandRuntime:
-    try:
-        return command("deepmind", bundled(), instead)
-    except ConformanceError as missing:
-        pytest.skip(str(missing))
-
-
-@cache
-def verdicts(case: str, instead: tuple[str, ...] = ()) -> list[Verdict]:
-    return judged(case, started(instead))
-
-
-def judged(case: str, runtime: CommandRuntime) -> list[Verdict]:
-    options = RunOptions(quant="none", case_names=(case,))
-    return ConformanceSession(bundled(), runtime, options).verdicts(case)
-
-
-def failing(found: list[Verdict]) -> set[str]:
-    return {verdict.check for verdict in found if verdict.failed}
-
-
 @pytest.mark.parametrize("case", WRONG)
 def test_the_suite_finds_and_localises_what_differs(case: str) -> None:
-    found = verdicts(case)
+    found = verdicts("deepmind", case)
     assert failing(found) == WRONG[case]
     assert any(verdict.status is Status.PASS for verdict in found)
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
 def test_an_intervention_makes_its_check_better_and_no_other_worse(finding: Finding) -> None:
-    before = {(v.check, v.mode): v for v in verdicts(finding.case)}
-    changed = verdicts(finding.case, finding.instead)
+    before = {(v.check, v.mode): v for v in verdicts("deepmind", finding.case)}
+    changed = verdicts("deepmind", finding.case, finding.instead)
     after = {(v.check, v.mode): v for v in changed}
     mine = [key for key in before if key[0] == finding.check and before[key].failed]
     assert mine
@@ -91,10 +62,10 @@ def test_a_runtime_that_is_broken_turns_red(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.language_model.layers.1.input_layernorm.weight"] *= 1.01
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    right = started()
+    right = started("deepmind")
     broken = replace(right, name=right.name.replace(str(source), str(folder)))
     found = judged("text-only", broken)
-    assert {"G4-PREFILL-02", "G4-PREFILL-03"} <= failing(found) - failing(verdicts("text-only"))
+    assert {"G4-PREFILL-02", "G4-PREFILL-03"} <= failing(found) - failing(verdicts("deepmind", "text-only"))
 
 
 def greatest(verdict: Verdict) -> float:

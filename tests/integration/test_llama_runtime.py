@@ -7,18 +7,12 @@ that finds more or less must be looked at.
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
-from g4conformance.checkpoints.checkpoint import Checkpoint, load_checkpoint
-from g4conformance.errors import ConformanceError
-from g4conformance.fixtures import bundled_checkpoint
-from g4conformance.judging.verdict import Status, Verdict
-from g4conformance.session import ConformanceSession, RunOptions
-from g4conformance.vectors.elsewhere import CommandRuntime
-from tools.runtimes.commands import command
+from g4conformance.judging.verdict import Status
 from tools.runtimes.findings import Finding, load_findings
+
+from .behind_commands import failing, verdicts
 
 pytestmark = pytest.mark.selftest
 
@@ -32,55 +26,33 @@ WRONG = {
 }
 
 
-@cache
-def bundled() -> Checkpoint:
-    return load_checkpoint(bundled_checkpoint())
-
-
-def started(instead: tuple[str, ...] = ()) -> CommandRuntime:
-    try:
-        return command("llama", bundled(), instead)
-    except ConformanceError as missing:
-        pytest.skip(str(missing))
-
-
-@cache
-def verdicts(case: str, instead: tuple[str, ...] = ()) -> list[Verdict]:
-    options = RunOptions(quant="none", case_names=(case,))
-    return ConformanceSession(bundled(), started(instead), options).verdicts(case)
-
-
-def failing(found: list[Verdict]) -> set[str]:
-    return {verdict.check for verdict in found if verdict.failed}
-
-
 @pytest.mark.parametrize("case", WRONG)
 def test_the_suite_finds_and_localises_what_differs(case: str) -> None:
-    found = verdicts(case)
+    found = verdicts("llama", case)
     assert failing(found) == WRONG[case]
     assert {verdict.check for verdict in found if verdict.status is Status.PASS} > {"G4-INPUTS-01", "G4-ROPE-01"}
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
 def test_an_intervention_makes_its_check_pass_and_no_other_worse(finding: Finding) -> None:
-    before, after = verdicts(finding.case), verdicts(finding.case, finding.instead)
+    before, after = verdicts("llama", finding.case), verdicts("llama", finding.case, finding.instead)
     assert finding.check in failing(before)
     assert finding.check not in failing(after)
     assert failing(after) <= failing(before)
 
 
 def test_with_gelu_and_k_and_v_in_float32_nothing_is_wrong() -> None:
-    assert not failing(verdicts("odd-text", ("gelu", "kv-f32")))
+    assert not failing(verdicts("llama", "odd-text", ("gelu", "kv-f32")))
 
 
 def test_a_tower_with_heads_of_another_width_ends_the_process() -> None:
-    found = verdicts("image-middle")
+    found = verdicts("llama", "image-middle")
     assert Status.PASS not in {verdict.status for verdict in found}
     assert any("SIGABRT" in verdict.where for verdict in found)
 
 
 def test_a_runtime_that_is_broken_turns_red_at_its_stage() -> None:
-    found = verdicts("text-only", ("first-key-hidden",))
+    found = verdicts("llama", "text-only", ("first-key-hidden",))
     own = {verdict.check for verdict in found if verdict.status is Status.FAIL}
     assert own >= {"G4-MASK-01"}
     assert "G4-DECODE-03" in failing(found)

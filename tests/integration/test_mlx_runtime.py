@@ -7,19 +7,15 @@ found is pinned: a new version that finds more or less must be looked at.
 from __future__ import annotations
 
 import shlex
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from g4conformance.checkpoints.checkpoint import Checkpoint, load_checkpoint
-from g4conformance.errors import ConformanceError
-from g4conformance.fixtures import bundled_checkpoint
 from g4conformance.judging.verdict import Status, Verdict
-from g4conformance.session import ConformanceSession, RunOptions
 from g4conformance.vectors.elsewhere import CommandRuntime
-from tools.runtimes.commands import command
 from tools.runtimes.findings import Finding, load_findings
+
+from .behind_commands import judged, started, verdicts
 
 pytestmark = pytest.mark.selftest
 
@@ -44,35 +40,13 @@ OWN: dict[str, set[str]] = {
 FINDINGS = [finding for finding in load_findings() if finding.runtime == "mlx"]
 
 
-@cache
-def bundled() -> Checkpoint:
-    return load_checkpoint(bundled_checkpoint())
-
-
-def started(instead: tuple[str, ...] = ()) -> CommandRuntime:
-    try:
-        return command("mlx", bundled(), instead)
-    except ConformanceError as missing:
-        pytest.skip(str(missing))
-
-
-def verdicts(runtime: CommandRuntime, case: str) -> list[Verdict]:
-    options = RunOptions(quant="none", case_names=(case,), decode_steps=2, gen_steps=4)
-    return ConformanceSession(bundled(), runtime, options).verdicts(case)
-
-
-@cache
-def as_it_is(case: str) -> list[Verdict]:
-    return verdicts(started(), case)
-
-
 def own(found: list[Verdict]) -> set[str]:
     return {verdict.check for verdict in found if verdict.status in (Status.FAIL, Status.ERROR)}
 
 
 @pytest.mark.parametrize("case", OWN)
 def test_the_suite_finds_and_localises_what_differs(case: str) -> None:
-    found = as_it_is(case)
+    found = verdicts("mlx", case)
     assert own(found) == OWN[case]
     passed = {verdict.stage for verdict in found if verdict.status is Status.PASS}
     assert {"masks_and_rope", "decode"} <= passed  # of another picture, all of prefill may be another
@@ -80,8 +54,8 @@ def test_the_suite_finds_and_localises_what_differs(case: str) -> None:
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
 def test_an_intervention_makes_its_check_better_and_no_other_worse(finding: Finding) -> None:
-    before = as_it_is(finding.case)
-    after = verdicts(started(finding.instead), finding.case)
+    before = verdicts("mlx", finding.case)
+    after = verdicts("mlx", finding.case, finding.instead)
     was, now = (next(v.measurement for v in found if v.check == finding.check) for found in (before, after))
     assert was is not None
     assert now is not None
@@ -91,13 +65,13 @@ def test_an_intervention_makes_its_check_better_and_no_other_worse(finding: Find
 
 def test_a_broken_one_turns_red(tmp_path: Path) -> None:
     """Sliding layers' caches are one key short, which the prompt's last row, a pass of its own, and every step miss."""
-    python, side, *told = shlex.split(started().name)
+    python, side, *told = shlex.split(started("mlx").name)
     broken = tmp_path / "broken.py"
     broken.write_text(
         "import runpy\nfrom mlx_vlm.models.gemma4 import language\nright = language.RotatingKVCache\n"
         "language.RotatingKVCache = lambda max_size, keep: right(max_size - 1, keep)\n"
         f"runpy.run_path({side!r}, run_name='__main__')\n"
     )
-    found = verdicts(CommandRuntime(shlex.join([python, str(broken), *told]), timeout=600.0), "window-twice")
+    found = judged("window-twice", CommandRuntime(shlex.join([python, str(broken), *told]), timeout=600.0))
     assert own(found) == {"G4-MASK-01"}
     assert "G4-DECODE-03" in {verdict.check for verdict in found if verdict.status is Status.INHERITED}
