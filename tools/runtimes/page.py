@@ -49,6 +49,10 @@ with buffers and padded prompts of `max_seq` rows. It runs compiled, and what it
 callbacks. Sizes, ids of special tokens and the vocabulary are told to it; it knows the published ones only. Two things
 of the bundled checkpoint it cannot express: vision heads of another size than `d_model // num_heads`, which the adapter
 overrides, and separate output bounds of K and V, and of gate and up, of which the wider are taken.
+
+Sampler and vision tower are both told the checkpoint's `max_soft_tokens`. Left alone they do not agree: the samplers
+say 1,120 and the towers 280, which then pool 6 by 6 patches where 3 by 3 are counted. Of the 1,064 soft tokens of a
+picture of 1,200 by 900 pixels, 798 are copies of the first.
 """,
     "llama": """llama.cpp on a CPU, behind a command. llama-cpp-python is built from source, in tens of minutes on two
 cores. The converter is in the same source; it wants torch and transformers, and takes a checkpoint as it is:
