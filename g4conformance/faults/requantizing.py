@@ -71,9 +71,11 @@ class RequantizingWorkbench(Workbench):
             return prepared, session.observed(runtime, prepared.case, prepared.reference)
 
     def killers(self, fault: Fault, verdicts: Sequence[Verdict]) -> Mapping[str, float]:
-        """Red checks of the fault's stage, or, where scales and integers tell it, of the group `quantization`."""
+        """Red checks of the fault's stage; of a mistake in weights, or else of the group `quantization`."""
         own = super().killers(fault, verdicts)
-        return own or super().killers(replace(fault, stage=Stage.QUANTIZATION), verdicts)
+        if own or fault.at is not At.WEIGHTS:
+            return own
+        return super().killers(replace(fault, stage=Stage.QUANTIZATION), verdicts)
 
     def is_killed(self, fault: Fault, verdicts: Sequence[Verdict]) -> bool:
         """Whether its stage is red. Checks of single layers in floating point are those of single graphs here."""
